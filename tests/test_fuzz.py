@@ -29,9 +29,7 @@ QUICK = {
     "omopbytes": 1,
     "meds": 2,
     "medsbytes": 4,
-    "labels": 2,
     "maps": 4,
-    "tasks": 4,
     "heart": 60,
 }
 

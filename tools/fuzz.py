@@ -468,7 +468,7 @@ def targets(place: Path) -> list[Target]:
 
 def _exchange_formats(files: Files, made: Any) -> list[Target]:
     """The readers of OMOP, MEDS and Heart: their bytes bent, and their tables with other types and cells."""
-    from abps.cohorts import heart, meds, meds_rows, meds_tasks, omop
+    from abps.cohorts import heart, meds, omop
 
     refused = (RequestError,)
 
@@ -478,10 +478,6 @@ def _exchange_formats(files: Files, made: Any) -> list[Target]:
     def events(folder: Path) -> object:
         return meds.build(folder, meds.MedsOptions(features=("labs", "gcs", "urine")))
 
-    def labelled(folder: Path) -> object:
-        labels = str(folder / "labels.parquet")
-        return meds_rows.build(folder, meds_rows.RowOptions(labels=labels, outside="keep"))
-
     source = made.events_file(files.place / "meds")
 
     def mapped(data: bytes) -> object:
@@ -489,31 +485,16 @@ def _exchange_formats(files: Files, made: Any) -> list[Target]:
         path.write_bytes(data)
         return meds.build(source, meds.MedsOptions(map_file=str(path), features=("labs", "gcs", "urine")))
 
-    def tasked(data: bytes) -> object:
-        path = files.place / "task.json"
-        path.write_bytes(data)
-        return meds_rows.build(source, meds_rows.RowOptions(task=str(path)))
-
     tables = _typed(made.cdm())
     parquet = _bytes({f"{name}.parquet": table for name, table in tables.items()})
     text = _bytes({f"{name.upper()}.csv": table for name, table in tables.items()})
-    told = _typed({"data/0.parquet": made.events(), "labels.parquet": made.labels()})
-    only = {name: told[name] for name in ("data/0.parquet",)}
+    only = _typed({"data/0.parquet": made.events()})
     return [
         Target("omop", (parquet, text), files.typed(cdm), refused, 0.03, bent_tables),
         Target("omopbytes", (_tables(made.cdm_files),), files.cohort(cdm), refused, 0.03),
         Target("meds", (_bytes(only),), files.typed(events), refused, 0.03, bent_tables),
         Target("medsbytes", (_tables(made.events_file),), files.cohort(events), refused, 0.03),
-        Target("labels", (_bytes(told),), files.typed(labelled), refused, 0.03, bent_tables),
         Target("maps", (_shipped("meds_mimiciv"),), mapped, refused, 0.03, bent_json),
-        Target(
-            "tasks",
-            tuple(_shipped(f"task_{n}") for n in meds_tasks.shipped()),
-            tasked,
-            refused,
-            0.03,
-            bent_json,
-        ),
         Target("heart", (_tables(made.heart),), files.cohort(heart.build), refused, 0.1),
     ]
 

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from abps.cli.main import main
-from abps.cohorts import provenance
+from abps.data import roles as provenance
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(

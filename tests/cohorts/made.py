@@ -265,12 +265,6 @@ def events() -> pl.DataFrame:
         return pl.read_parquet(events_file(Path(folder)) / "events.parquet")
 
 
-def labels() -> pl.DataFrame:
-    """Labels of two predictions about the first patient."""
-    times = [datetime(2150, 3, 2, 10), datetime(2150, 3, 3, 10)]
-    return pl.DataFrame({"subject_id": [1, 1], "prediction_time": times, "boolean_value": [True, False]})
-
-
 def heart(root: Path) -> Path:
     """Two patients in each of the four files of Heart Disease."""
     for name in ("cleveland", "hungarian", "switzerland", "va"):

@@ -293,11 +293,5 @@ def test_rows_without_a_patient_are_drawn_one_by_one() -> None:
 
 def test_labels_that_are_not_yes_or_no() -> None:
     days = table(600).with_columns(died=pl.col("age") / 10)
-    made = divide(days, Recipe(iid=True, centers=5), CellRule(50), outcome="continuous")
-    assert made.centers == 5 and made.table.height == 600
-    by_unit = divide(days, Recipe(by=("careunit",)), CellRule(100), outcome="continuous")
-    assert {cell.reason for cell in by_unit.dropped} <= {f"fewer than 100 stays ({n})" for n in range(100)}
-    with pytest.raises(RequestError, match="no skew of it to draw"):
-        divide(days, Recipe(dirichlet=1.0, centers=5), outcome="continuous")
     with pytest.raises(RequestError, match="must be 0 or 1"):
         divide(days, Recipe(iid=True, centers=5))

@@ -2,7 +2,7 @@
 
 import abps
 from abps.cohorts import heart
-from abps.cohorts.provenance import of_cohort, write_table
+from abps.cohorts.tidy import of_cohort, write_table
 from abps.fitted.fit import fit
 from abps.fitted.handover import write_models
 

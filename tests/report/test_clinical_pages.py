@@ -12,8 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from abps.cohorts.provenance import SourceFile
-from abps.cohorts.tidy import Cohort, Flow, Variable
+from abps.cohorts.tidy import Cohort, Flow, SourceFile, Variable
 from abps.data.roles import Roles
 from abps.lab.drift_analysis import Question, analyse
 from abps.report.pages import cohort_page as cohort_page

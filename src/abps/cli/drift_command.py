@@ -11,8 +11,8 @@ import typer
 
 from abps import files
 from abps.cli import options
-from abps.cohorts.provenance import recorded_roles
 from abps.core.errors import RequestError
+from abps.data.roles import recorded_roles
 from abps.data.synthetic.builtin import builtin_table, is_builtin
 from abps.data.table import read_frame
 from abps.lab import drift_analysis as analysis

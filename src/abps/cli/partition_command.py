@@ -11,10 +11,11 @@ import typer
 
 from abps.cli import options
 from abps.cli.check_command import COMPARE
-from abps.cohorts import provenance
+from abps.cohorts.tidy import check_out, versions, write_table
 from abps.core.errors import RequestError
 from abps.data.check import left_out_lines
 from abps.data.partition import CellRule, Partition, Recipe, divide, parse_only
+from abps.data.roles import read_provenance
 from abps.data.table import read_frame
 
 
@@ -58,7 +59,7 @@ def partition(
 
         abps partition cohort.parquet --iid 20 --out fed.parquet
     """
-    provenance.check_out(out)
+    check_out(out)
     if iid is not None and centers is not None:
         raise RequestError("--iid says how many centers there are; leave --centers out")
     recipe = Recipe(
@@ -70,26 +71,24 @@ def partition(
         seed=seed,
     )
     rule = CellRule(min_stays, min_positives, min_positives, small)
-    source = provenance.read_provenance(table) if table.suffix == ".parquet" else None
+    source = read_provenance(table) if table.suffix == ".parquet" else None
     frame = read_frame(table)
     known = (source or {}).get("roles", {})
     label = label or known.get("label") or "died"
     patient = patient or known.get("patient") or ("patient" if "patient" in frame.columns else None)
     time = time or known.get("time") or ("admission_year" if "admission_year" in frame.columns else None)
-    outcome = str((source or {}).get("outcome", "binary"))
-    made = divide(frame, recipe, rule, label, patient, time, outcome)
+    made = divide(frame, recipe, rule, label, patient, time)
     roles = _roles(made, label, patient, time, known)
     content = made.summary() | {
-        "outcome": outcome,
         "roles": roles,
         "table": {
             "name": table.name,
             "cohort": source and {k: source[k] for k in ("source", "recipe", "files")},
         },
         "columns": (source or {}).get("columns", []),
-        "versions": provenance.versions(),
+        "versions": versions(),
     }
-    provenance.write_table(made.table, content, out)
+    write_table(made.table, content, out)
     _say(made, out, roles, as_json)
 
 

@@ -10,13 +10,13 @@ death, and would leak from the end of the stay.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import polars as pl
 
-from abps.cohorts import charlson, eicu_events, physiology, provenance, vitals
+from abps.cohorts import charlson, physiology, vitals
 from abps.cohorts.duck import (
     CsvTable,
     Progress,
@@ -25,22 +25,14 @@ from abps.cohorts.duck import (
     folder_of,
     open_optional,
     open_table,
+    quoted,
     session,
     silent,
 )
-from abps.cohorts.tidy import (
-    Cohort,
-    Flow,
-    Variable,
-    comorbidity_columns,
-    in_order,
-    keep_ages,
-    keep_first,
-    race_group,
-    vital_columns,
-)
+from abps.cohorts.stays import StayTable, check_options, chosen, comorbidity_columns, finish, vital_columns
+from abps.cohorts.tidy import Cohort, Flow, Variable, race_group
 from abps.core.errors import RequestError
-from abps.data.synthetic.builtin import Roles
+from abps.data.roles import Roles
 
 RECIPE = "eicu/2"
 
@@ -100,15 +92,10 @@ APERIODIC = {"noninvasivesystolic": "sbp", "noninvasivediastolic": "dbp", "nonin
 
 _PATIENT = (
     *("patientunitstayid", "gender", "age", "ethnicity", "hospitalid", "admissionheight", "admissionweight"),
-    *(
-        "hospitaldischargeyear",
-        "hospitaldischargestatus",
-        "unittype",
-        "unitadmitsource",
-        "unitdischargeoffset",
-    ),
-    "uniquepid",
+    *("hospitaldischargeyear", "hospitaldischargestatus", "unittype", "unitadmitsource"),
+    *("unitdischargeoffset", "uniquepid"),
 )
+_HOSPITAL = ("hospitalid", "numbedscategory", "teachingstatus", "region")
 
 
 @dataclass(frozen=True)
@@ -129,8 +116,7 @@ class EicuOptions:
     first_stay: bool = False
 
     def __post_init__(self) -> None:
-        physiology.parse_groups(self.features)
-        charlson.table().columns(self.charlson)
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -179,18 +165,12 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
     groups = physiology.parse_groups(options.features)
     inputs = physiology.inputs_of(groups)
     tables = _open(root)
-    events, absent = eicu_events.open_events(root, inputs, options.clock)
+    events, absent = _open_events(root, inputs, options.clock)
     warnings = [*_absent(tables), *absent]
     with session(progress) as duck:
         flow = _stays(duck, tables)
-        if options.first_stay:
-            visit = "visit" if "visit" in flow.table.columns else "stay"
-            flow = keep_first(flow, ("admission_year", visit, "stay"))
-        flow = keep_ages(flow, options.min_age, options.max_age)
-        if options.min_hours:
-            flow = flow.keep(
-                pl.col("hours") >= options.min_hours, f"unit stay shorter than {options.min_hours:g} h"
-            )
+        visit = "visit" if "visit" in flow.table.columns else "stay"
+        flow = chosen(flow, options, ("admission_year", visit, "stay"))
         # the last minute that counts: 24 hours, or unit discharge if that was earlier
         ends = pl.min_horizontal(pl.lit(DAY, pl.Float64), pl.col("hours") * 60)
         duck.table("stays", flow.table.select("stay", ends=ends))
@@ -204,54 +184,30 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
         more = None
         if groups:
             duck.table("weights", flow.table.select("stay", "weight"))
-            present = eicu_events.fill(duck, events, inputs)
+            present = _fill(duck, events, inputs)
             known = table.select("stay", "age", *vitals.columns())
             more = physiology.build(duck, known, groups, present, "first 24 h", "eicu")
-            table = table.join(more.table, on="stay", how="left")
-    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
-    if without:
-        warnings.append(
-            f"{without} stays have no vital sign in the first 24 h; they stay in, with missing values"
-        )
     if disagreeing:
         warnings.append(
             f"{disagreeing} stays have another outcome in apachePatientResult than in patient; "
             "patient was used"
         )
-    dictionary = [*_dictionary(options), *(more.dictionary if more else ())]
+    facts = {
+        "hospitals": flow.table["hospital"].n_unique(),
+        "outcome_disagrees_with_apache": disagreeing,
+    }
+    found = StayTable(flow, table, first_day, more, warnings, facts)
+    drop = ("stay", "careunit", "region", "beds", "teaching")
+    roles = Roles("died", "hospital", "patient", "admission_year", drop=drop)
     paths = [*(t.path for t in tables.present), *(t.path for t in events.tables.values())]
-    return Cohort(
-        source="eicu",
-        recipe=RECIPE,
-        table=in_order(table, dictionary),
-        roles=Roles(
-            "died",
-            "hospital",
-            "patient",
-            "admission_year",
-            drop=("stay", "careunit", "region", "beds", "teaching"),
-        ),
-        steps=flow.steps,
-        dictionary=tuple(dictionary),
-        files=provenance.describe_files(paths, root, progress),
-        options=asdict(options),
-        facts={
-            "hospitals": flow.table["hospital"].n_unique(),
-            "stays_without_vitals": without,
-            "vital_values_used": first_day.counted,
-            "vital_values_out_of_range": first_day.dropped,
-            "outcome_disagrees_with_apache": disagreeing,
-            **({"lab_values_out_of_range": more.dropped} if more else {}),
-        },
-        warnings=(*warnings, *first_day.warnings()),
-    )
+    return finish(RECIPE, found, roles, _dictionary(options), options, (paths, root), progress)
 
 
 def _open(root: Path) -> _Tables:
     folder_of(root, "patient", "eICU (it contains patient.csv.gz)")
     return _Tables(
         patient=open_table(root, "patient", _PATIENT),
-        hospital=open_table(root, "hospital", ("hospitalid", "numbedscategory", "teachingstatus", "region")),
+        hospital=open_table(root, "hospital", _HOSPITAL),
         aps=open_optional(root, "apacheApsVar", ("patientunitstayid", *APS)),
         pred=open_optional(root, "apachePredVar", ("patientunitstayid", *PRED)),
         result=open_optional(root, "apachePatientResult", ("patientunitstayid", "actualhospitalmortality")),
@@ -275,14 +231,7 @@ def _stays(duck: Session, tables: _Tables) -> Flow:
         "hospitaldischargeyear": "DOUBLE",
         "unitdischargeoffset": "DOUBLE",
     }
-    hospital = tables.hospital.scan(
-        {
-            "hospitalid": "BIGINT",
-            "numbedscategory": "VARCHAR",
-            "teachingstatus": "VARCHAR",
-            "region": "VARCHAR",
-        }
-    )
+    hospital = tables.hospital.scan(dict.fromkeys(_HOSPITAL, "VARCHAR") | {"hospitalid": "BIGINT"})
     visit = ""
     if "unitvisitnumber" in tables.patient.names:
         types["unitvisitnumber"] = "BIGINT"
@@ -308,15 +257,8 @@ def _stays(duck: Session, tables: _Tables) -> Flow:
         )
     age = pl.col("age_text").str.strip_chars()
     known = (
-        "gender",
-        "ethnicity",
-        "careunit",
-        "admission_location",
-        "region",
-        "beds",
-        "teaching",
-        "status",
-        "patient",
+        *("gender", "ethnicity", "careunit", "admission_location", "region", "beds", "teaching"),
+        *("status", "patient"),
     )
     table = raw.with_columns(pl.col(known).str.strip_chars().replace("", None)).with_columns(
         died=pl.col("status").replace_strict({"Expired": 1, "Alive": 0}, default=None, return_dtype=pl.Int8),
@@ -398,13 +340,8 @@ def _comorbidities(duck: Session, tables: _Tables, stays: pl.DataFrame, options:
         matched = pl.DataFrame(match, schema={"code": pl.String, "category": pl.String}, orient="row")
         found.append(coded.join(matched, on="code").select("stay", "category"))
     if tables.history is not None:
-        scan = tables.history.scan(
-            {
-                "patientunitstayid": "BIGINT",
-                "pasthistoryenteredoffset": "BIGINT",
-                "pasthistorypath": "VARCHAR",
-            }
-        )
+        offsets = dict.fromkeys(("patientunitstayid", "pasthistoryenteredoffset"), "BIGINT")
+        scan = tables.history.scan(offsets | {"pasthistorypath": "VARCHAR"})
         written = duck.frame(
             f"SELECT DISTINCT stay, pasthistorypath AS path FROM {scan} "
             "JOIN stays ON patientunitstayid = stay "
@@ -493,9 +430,201 @@ def _dictionary(options: EicuOptions) -> list[Variable]:
         *comorbidity_columns(
             options.charlson, "past history, diagnoses and APACHE entries by 24 h or unit discharge"
         ),
-        *vital_columns("24h"),
+        *vital_columns("first 24 h"),
         *(
             Variable(name, "feature", unit, f"APACHE {source}: worst value of the first 24 h")
             for source, (name, unit) in APS.items()
         ),
     ]
+
+
+# --- events beyond vitals: laboratory, coma scale, urine, vasopressors, ventilation of the first day -------
+# They fill the tables of abps.cohorts.physiology. The session must hold ``stays`` (stay, ends: the last
+# minute that counts) and ``weights`` (stay, weight in kg). Minutes become seconds.
+
+#: Input -> table, columns that it needs, the column of time, and the one that says when it was entered.
+TABLES: dict[str, tuple[str, tuple[str, ...], str, str | None]] = {
+    "labs": (
+        "lab",
+        ("patientunitstayid", "labname", "labresult"),
+        "labresultoffset",
+        "labresultrevisedoffset",
+    ),
+    "gcs": (
+        "nurseCharting",
+        (
+            "patientunitstayid",
+            "nursingchartcelltypevallabel",
+            "nursingchartcelltypevalname",
+            "nursingchartvalue",
+        ),
+        "nursingchartoffset",
+        "nursingchartentryoffset",
+    ),
+    "urine": (
+        "intakeOutput",
+        ("patientunitstayid", "cellpath", "cellvaluenumeric"),
+        "intakeoutputoffset",
+        "intakeoutputentryoffset",
+    ),
+    "vasopressors": (
+        "infusionDrug",
+        ("patientunitstayid", "drugname", "drugrate", "patientweight"),
+        "infusionoffset",
+        None,
+    ),
+    "ventilation": (
+        "respiratoryCare",
+        ("patientunitstayid", "airwaytype", "ventstartoffset", "ventendoffset"),
+        "respcarestatusoffset",
+        None,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class EicuEvents:
+    """The optional tables that were found, by input."""
+
+    tables: dict[str, CsvTable]
+    clock: str
+
+    def scan(self, name: str, types: dict[str, str]) -> str:
+        """SQL with stay, moment (seconds), ends and the columns of ``types``, cut to the first day."""
+        _, _, time, entered = TABLES[name]
+        known = {entered: "BIGINT"} if entered and self.clock == "storetime" else {}
+        stored = f" AND {entered} <= stays.ends" if known else ""
+        columns = {"patientunitstayid": "BIGINT", time: "BIGINT", **types, **known}
+        return (
+            f"(SELECT stays.stay, 60 * {time} AS moment, 60 * CAST(stays.ends AS BIGINT) AS ends, "
+            f"{', '.join(types)} FROM {self.tables[name].scan(columns)} "
+            f"JOIN stays ON patientunitstayid = stays.stay WHERE {time} BETWEEN 0 AND stays.ends{stored})"
+        )
+
+
+def _open_events(root: Path, inputs: set[str], clock: str) -> tuple[EicuEvents, list[str]]:
+    """The tables that hold the inputs, and a warning for each that is absent."""
+    found, warnings = {}, []
+    for name, (table, columns, time, entered) in TABLES.items():
+        if name not in inputs:
+            continue
+        wanted = (*columns, time, *([entered] if entered and clock == "storetime" else []))
+        opened = open_optional(root, table, wanted)
+        if opened is None:
+            warnings.append(f"{table}.csv.gz is absent: there are no {name} columns from it")
+        else:
+            found[name] = opened
+    return EicuEvents(found, clock), warnings
+
+
+def _fill(duck: Session, events: EicuEvents, inputs: set[str]) -> set[str]:
+    """Fill the three tables of the session; which inputs there are."""
+    physiology.empty_tables(duck)
+    words = physiology.bedside()["eicu"]
+    for name, work in (("labs", _labs), ("gcs", _gcs), ("urine", _urine), ("vasopressors", _drugs)):
+        if name in events.tables:
+            work(duck, events, words)
+    if "ventilation" in events.tables:
+        types = {"airwaytype": "VARCHAR", "ventstartoffset": "BIGINT", "ventendoffset": "BIGINT"}
+        # 0 stands for "unknown" in both offsets
+        duck.execute(
+            f"""
+            INSERT INTO breathing
+            SELECT stay,
+                   CASE WHEN ventstartoffset > 0 THEN least(60 * ventstartoffset, moment) ELSE moment END,
+                   CASE WHEN ventendoffset > 0 THEN least(greatest(60 * ventendoffset, moment), ends)
+                        ELSE moment END
+            FROM {events.scan("ventilation", types)}
+            WHERE regexp_matches(lower(airwaytype), {quoted(words["airway"])})
+            """,
+            "reading respiratoryCare",
+            (events.tables["ventilation"].path,),
+        )
+    return set(events.tables)
+
+
+def _labs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+    """The last revision of every value; a moment with two different last values is left out."""
+    names = ", ".join(
+        f"({quoted(name)}, {quoted(lab.lab)})" for lab in physiology.labs().values() for name in lab.eicu
+    )
+    revised = "labresultrevisedoffset"
+    types = {"labname": "VARCHAR", "labresult": "DOUBLE"}
+    has = revised in events.tables["labs"].names
+    if has:
+        types[revised] = "BIGINT"
+    order = f"coalesce({revised}, 0)" if has else "0"
+    duck.execute(
+        f"""
+        INSERT INTO measured
+        WITH given AS (
+            SELECT stay, moment, lab, labname, labresult AS value, {order} AS revised
+            FROM {events.scan("labs", types)} JOIN (VALUES {names}) AS n (name, lab) ON labname = name
+            WHERE labresult IS NOT NULL
+        ), last AS (
+            SELECT stay, moment, lab, labname, min(value) AS low, max(value) AS high FROM given t
+            WHERE revised = (SELECT max(revised) FROM given u
+                WHERE u.stay = t.stay AND u.labname = t.labname AND u.moment = t.moment)
+            GROUP BY stay, moment, lab, labname
+        )
+        SELECT stay, moment, lab, low FROM last WHERE low = high
+        UNION ALL SELECT stay, moment, 'pao2_arterial', low FROM last WHERE low = high AND lab = 'pao2'
+        """,
+        "reading lab",
+        (events.tables["labs"].path,),
+    )
+    duck.execute(
+        f"INSERT INTO measured SELECT stay, moment, 'fio2_measured', labresult "
+        f"FROM {events.scan('labs', {'labname': 'VARCHAR', 'labresult': 'DOUBLE'})} WHERE labname = 'FiO2'",
+        "reading lab",
+        (events.tables["labs"].path,),
+    )
+
+
+def _gcs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+    pairs = ", ".join(f"({quoted(a)}, {quoted(b)})" for a, b in words["gcs_total"])  # type: ignore[attr-defined]
+    label, name, value = TABLES["gcs"][1][1:]
+    duck.execute(
+        f"INSERT INTO measured SELECT stay, moment, 'gcs_total', try_cast(trim({value}) AS DOUBLE) "
+        f"FROM {events.scan('gcs', dict.fromkeys((label, name, value), 'VARCHAR'))} "
+        f"WHERE ({label}, {name}) IN ({pairs})",
+        "reading nurseCharting",
+        (events.tables["gcs"].path,),
+    )
+
+
+def _urine(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+    path, no = quoted(str(words["urine_path"])), quoted(str(words["not_urine"]))
+    scan = events.scan("urine", {"cellpath": "VARCHAR", "cellvaluenumeric": "DOUBLE"})
+    duck.execute(
+        f"INSERT INTO measured SELECT stay, moment, 'urine', cellvaluenumeric FROM {scan} "
+        f"WHERE regexp_matches(lower(cellpath), {path}) "
+        f"AND NOT regexp_matches(string_split(lower(cellpath), '|')[-1], {no}) "
+        "AND cellvaluenumeric IS NOT NULL",
+        "reading intakeOutput",
+        (events.tables["urine"].path,),
+    )
+
+
+def _drugs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+    """Rates by the unit in the drug's name; other units than µg/kg/min and µg/min have no rate."""
+    drugs: dict[str, str] = words["drugs"]  # type: ignore[assignment]
+    name = "lower(trim(drugname))"
+    # norepinephrine first: its name contains epinephrine's
+    which = " ".join(f"WHEN regexp_matches({name}, {quoted(p)}) THEN {quoted(d)}" for d, p in drugs.items())
+    rate = "try_cast(trim(drugrate) AS DOUBLE)"
+    types = {"drugname": "VARCHAR", "drugrate": "VARCHAR", "patientweight": "VARCHAR"}
+    duck.execute(
+        f"""
+        INSERT INTO given
+        SELECT stay, moment, moment, drug, CASE
+            WHEN {name} LIKE '%(mcg/kg/min)%' THEN {rate}
+            WHEN {name} LIKE '%(mcg/min)%' THEN {rate} / nullif(coalesce(
+                try_cast(trim(patientweight) AS DOUBLE), weight), 0) END
+        FROM (SELECT *, CASE {which} END AS drug
+              FROM {events.scan("vasopressors", types)} JOIN weights USING (stay))
+        WHERE drug IS NOT NULL AND ({rate} IS NULL OR {rate} > 0) AND lower(drugrate) NOT LIKE 'off%'
+        """,
+        "reading infusionDrug",
+        (events.tables["vasopressors"].path,),
+    )

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import polars as pl
 
-from abps.cohorts import provenance
 from abps.cohorts.duck import Progress, silent
-from abps.cohorts.tidy import Cohort, Flow, Variable, in_order
+from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order
 from abps.core.errors import RequestError
-from abps.data.synthetic.builtin import Roles
+from abps.data.roles import Roles
 
 RECIPE = "heart/1"
 
@@ -79,6 +78,6 @@ def build(root: Path, progress: Progress = silent) -> Cohort:
         roles=Roles("disease", "hospital"),
         steps=flow.steps,
         dictionary=dictionary,
-        files=provenance.describe_files(paths, root, progress),
+        files=describe_files(paths, root, progress),
         options={},
     )

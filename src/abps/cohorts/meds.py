@@ -1,41 +1,36 @@
-"""The cohort of ICU stays from MEDS events: hospital death, as from MIMIC-IV's own tables.
+"""The cohort of ICU stays from MEDS events (Parquet): hospital death, as from MIMIC-IV's own tables.
 
-MEDS has no stay identifiers, so an event belongs to the stay during which it happened; between two
-stays of one subject it belongs to the nearer one. Laboratory values go by their time alone.
+A map says which codes carry what; one for MIMIC-IV is shipped, another is a JSON file of a page. MEDS has
+no stay identifiers, so an event belongs to the stay during which it happened; between two stays of one
+subject it belongs to the nearer one. Laboratory values go by their time alone. A discharge ends the last
+admission before it; an admission that is followed by another one before any discharge has none. Sex, race
+and insurance are what was on record in time.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import resources
 from pathlib import Path
 
+import msgspec
 import polars as pl
 
-from abps.cohorts import charlson, physiology, provenance, vitals
-from abps.cohorts.duck import Progress, Session, session, silent
-from abps.cohorts.meds_events import (
-    CodeMap,
-    empty_context,
-    events_sql,
-    find_events,
-    icu_stays,
-    measure,
-    read_map,
-    starting,
-)
-from abps.cohorts.stay_options import StayOptions
-from abps.cohorts.tidy import (
-    Cohort,
-    Flow,
-    Variable,
+from abps.cohorts import charlson, physiology, vitals
+from abps.cohorts.duck import Progress, Session, quoted, session, silent
+from abps.cohorts.stays import (
+    StayOptions,
+    StayTable,
+    chosen,
     comorbidity_columns,
-    in_order,
-    keep_ages,
-    keep_first,
+    finish,
+    short_unit,
     vital_columns,
 )
-from abps.core.errors import RequestError
-from abps.data.synthetic.builtin import Roles
+from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
+from abps.core.errors import RequestError, nearest
+from abps.data.roles import Roles
 
 RECIPE = "meds/2"
 
@@ -55,10 +50,7 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
     events = events_sql(paths)
     groups = physiology.parse_groups(options.features)
     with session(progress) as duck:
-        flow = icu_stays(duck, events, codes, tuple(paths))
-        if options.first_stay:
-            flow = keep_first(flow, ("intime", "stay"))
-        flow = keep_ages(flow, options.min_age, options.max_age)
+        flow = chosen(icu_stays(duck, events, codes, tuple(paths)), options)
         first_day = _vitals(duck, events, codes, flow, options, tuple(paths))
         coded, warnings = _comorbidities(duck, events, codes, flow.table, options, tuple(paths))
         table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
@@ -72,37 +64,16 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
                 opens=opens,
                 closes=closes + pl.duration(microseconds=1),
             )
-            present = measure(duck, events, codes, anchors, tuple(paths))[1]
+            present = measure(duck, events, codes, anchors, tuple(paths))
             known, when = table.select("stay", "age", *vitals.columns()), vitals.window_words(options.window)
             more = physiology.build(duck, known, groups, present, when, "mimiciv")
-            table = table.join(more.table, on="stay", how="left")
             for name in sorted(physiology.inputs_of(groups) - present):
                 warnings.append(f"events of this map have no {name}: there are no columns of it")
-    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
-    if without:
-        warnings.append(
-            f"{without} stays have no vital sign in the window; they stay in, with missing values"
-        )
-    warnings += empty_context(table, codes)
-    dictionary = [*_dictionary(options), *(more.dictionary if more else ())]
-    root = source if Path(source).is_dir() else Path(source).parent
-    return Cohort(
-        source="meds",
-        recipe=RECIPE,
-        table=in_order(table, dictionary),
-        roles=Roles("died", "careunit", "patient", "admission_year", drop=("stay",)),
-        steps=flow.steps,
-        dictionary=tuple(dictionary),
-        files=provenance.describe_files(paths, Path(root), progress),
-        options={**asdict(options), "code_map": asdict(codes)},
-        facts={
-            "stays_without_vitals": without,
-            "vital_values_used": first_day.counted,
-            "vital_values_out_of_range": first_day.dropped,
-            **({"lab_values_out_of_range": more.dropped} if more else {}),
-        },
-        warnings=(*warnings, *first_day.warnings()),
-    )
+    found = StayTable(flow, table, first_day, more, [*warnings, *empty_context(table, codes)])
+    roles = Roles("died", "careunit", "patient", "admission_year", drop=("stay",))
+    root = Path(source) if Path(source).is_dir() else Path(source).parent
+    made = finish(RECIPE, found, roles, _dictionary(options), options, (paths, root), progress)
+    return replace(made, options={**made.options, "code_map": asdict(codes)})
 
 
 def _window(options: MedsOptions) -> tuple[pl.Expr, pl.Expr]:
@@ -199,5 +170,309 @@ def _dictionary(options: MedsOptions) -> list[Variable]:
         Variable("admission_location", "feature", "", "where the patient came from"),
         Variable("insurance", "feature", "", "insurance, as on record at ICU admission"),
         *comorbidity_columns(options.comorbidities, origin),
-        *vital_columns(options.window),
+        *vital_columns(vitals.window_words(options.window)),
     ]
+
+
+@dataclass(frozen=True)
+class CodeMap:
+    """Beginnings of codes, by what they carry. Optional ones are empty where the source has none."""
+
+    source: str
+    birth: str
+    sex: str
+    icu_admission: str
+    icu_discharge: str
+    hospital_admission: str
+    hospital_discharge: str
+    died: tuple[str, ...]
+    vitals: dict[str, tuple[str, ...]]
+    diagnosis: dict[int, str]
+    race: str = ""
+    insurance: str = ""
+    labs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    gcs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    urine: tuple[str, ...] = ()
+    irrigant_in: tuple[str, ...] = ()
+
+
+def read_map(path: str | None) -> CodeMap:
+    """A code map from a JSON file, or the one shipped for MIMIC-IV."""
+    if path is None:
+        data = resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_bytes()
+    else:
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise RequestError(f"cannot read the code map {path}: {error.strerror}") from None
+    try:
+        made = msgspec.json.decode(data, type=CodeMap)
+        entries = {f.name for f in fields(CodeMap)} | {"about"}
+        odd = next((name for name in msgspec.json.decode(data) if name not in entries), None)
+        if odd is not None:
+            raise ValueError(f"unknown entry {odd!r}{nearest(odd, entries)}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"the code map {path} is not what it should be ({error}); "
+            "start from the shipped meds_mimiciv.json"
+        ) from None
+    known: dict[str, Iterable[str]] = {
+        "vital": vitals.signals(),
+        "lab": physiology.labs(),
+        "part of the coma scale": ("gcs_motor", "gcs_verbal", "gcs_eyes", "gcs_total"),
+    }
+    for (kind, names), mapped in zip(known.items(), (made.vitals, made.labs, made.gcs)):
+        for name in mapped:
+            if name not in names:
+                raise RequestError(
+                    f"the code map {path} names an unknown {kind} {name!r}{nearest(name, names)}; "
+                    f"known are {', '.join(names)}"
+                )
+    return made
+
+
+def find_events(source: Path) -> list[Path]:
+    """The event files of a MEDS folder (``data/**/*.parquet``, or Parquet files in it), or one file."""
+    source = Path(source)
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise RequestError(f"{source} does not exist; give a MEDS folder or a Parquet file of MEDS events")
+    found = sorted((source / "data").glob("**/*.parquet")) or sorted(source.glob("*.parquet"))
+    if not found:
+        raise RequestError(
+            f"no Parquet file is in {source} or {source / 'data'}; give a folder of MEDS events"
+        )
+    return found
+
+
+def events_sql(paths: list[Path]) -> str:
+    """SQL that reads event files: subject_id, time, code, value."""
+    value = check_columns(paths)
+    listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
+    # identifiers without a sign are joined with those that have one
+    return (
+        f"(SELECT CAST(subject_id AS BIGINT) AS subject_id, time, code, {value} AS value "
+        f"FROM read_parquet({listed}))"
+    )
+
+
+def check_columns(paths: list[Path]) -> str:
+    """The name of the column with numbers; every file must have the columns of the format."""
+    value = "numeric_value"
+    for path in paths:
+        try:
+            columns = pl.read_parquet_schema(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            why = str(error).partition("\n")[0]
+            raise RequestError(f"{path} is not a readable Parquet file ({why}); copy it again") from None
+        for column in ("subject_id", "time", "code"):
+            if column not in columns:
+                raise RequestError(
+                    f"{path} has no column {column!r}{nearest(column, columns)}; MEDS events have "
+                    "subject_id, time, code and numeric_value"
+                )
+        value = next((name for name in ("numeric_value", "value") if name in columns), "")
+        if not value:
+            raise RequestError(
+                f"{path} has no column 'numeric_value' (or 'value'); it has {', '.join(columns)}"
+            )
+        forms = {
+            "subject_id": (columns["subject_id"].is_integer(), "whole numbers"),
+            "time": (columns["time"] in (pl.Date, pl.Datetime, pl.Null), "times"),
+            "code": (columns["code"] in (pl.String, pl.Categorical, pl.Enum), "text"),
+            value: (columns[value].is_numeric() or columns[value] == pl.Null, "numbers"),
+        }
+        for column, (fits, what) in forms.items():
+            if not fits:
+                raise RequestError(f"{path}: {column} holds {columns[column]}, not {what}; write it again")
+    return value
+
+
+def starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
+    """Events whose code begins with a prefix: patient, time and what follows the prefix."""
+    if not prefix:
+        return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
+    return duck.frame(
+        f"SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time, code[{len(prefix) + 1}:] AS {name} "
+        f"FROM {events} WHERE starts_with(code, {quoted(prefix)})",
+        f"reading {name.replace('_', ' ')}",
+        files,
+    )
+
+
+def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
+    """ICU stays: each admission with the next discharge, in the hospital stay that overlaps it most."""
+    enter = starting(duck, events, codes.icu_admission, "careunit_name", files)
+    leave = starting(duck, events, codes.icu_discharge, "left_to", files)
+    if enter.height == 0:
+        raise RequestError(
+            f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in "
+            f"{files[0]}; give the code map of this source (map=FILE)"
+        )
+    stays = (
+        ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
+        .with_row_index("stay", offset=1)
+        .with_columns(pl.col("stay").cast(pl.Int64))
+    )
+    hospital = hospital_stays(duck, events, codes, files)
+    overlap = (
+        # an admission without a discharge reaches to the next one (min_horizontal leaves nulls out)
+        pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime", "next_admittime")
+        - pl.max_horizontal("intime", "admittime")
+    ).dt.total_seconds()
+    best = (
+        stays.join(hospital, on="patient")
+        .with_columns(overlap=overlap)
+        .filter(pl.col("overlap") >= 0)
+        .sort("stay", "overlap", "admittime", descending=[False, True, False])
+        .unique("stay", keep="first", maintain_order=True)
+    )
+    extra = ["admittime", "dischtime", "admission_type", "admission_location", "discharge"]
+    table = stays.join(best.select("stay", *extra), on="stay", how="left")
+    birth = (
+        starting(duck, events, codes.birth, "birth", files)
+        .group_by("patient")
+        .agg(birth=pl.col("time").min())
+    )
+    table = table.join(birth, on="patient", how="left")
+    for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
+        known = starting(duck, events, prefix, name, files)
+        table = table.join(on_record(known, stays, name), on="stay", how="left")
+
+    def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
+        return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
+
+    before_birthday = day("intime") < day("birth")
+    table = table.with_columns(
+        died=pl.when(pl.col("discharge").is_null())
+        .then(None)
+        .otherwise(pl.col("discharge").is_in([d.removeprefix(codes.hospital_discharge) for d in codes.died]))
+        .cast(pl.Int8),
+        careunit=short_unit(pl.col("careunit_name")),
+        age=(pl.col("intime").dt.year() - pl.col("birth").dt.year() - before_birthday.cast(pl.Int32)).cast(
+            pl.Float64
+        ),
+        admission_year=fractional_year("intime"),
+        race=race_group("race_text"),
+    )
+    flow = Flow.start(table, "ICU admissions among the events")
+    flow = flow.keep(pl.col("outtime").is_not_null(), "ICU discharge missing", always=False)
+    return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
+
+
+def hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
+    """Hospital admissions with the next discharge; the admission's code holds its type and location."""
+    admitted = starting(duck, events, codes.hospital_admission, "admission", files)
+    left = starting(duck, events, codes.hospital_discharge, "discharge", files)
+    parts = pl.col("admission").str.split("//")
+
+    def known(part: pl.Expr) -> pl.Expr:
+        return pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)
+
+    return ended(admitted.rename({"time": "admittime"}), left.rename({"time": "dischtime"})).with_columns(
+        admission_type=known(parts.list.get(0, null_on_oob=True)),
+        admission_location=known(parts.list.get(1, null_on_oob=True)),
+    )
+
+
+def ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+    """Every start with the first end after it, unless another start of the patient comes before that end.
+
+    Adds when the next start is (``next_`` and the name of the start's time).
+
+    starts and ends: patient, a time (the second column), and one more. An end at the very moment of a start
+    is the end of the one before (a transfer).
+    """
+    begun, over = starts.columns[1], ends.columns[1]
+    paired = (
+        starts.drop_nulls(begun)
+        .sort("patient", begun, starts.columns[2])
+        .with_columns(pl.col(begun).shift(-1).over("patient").alias(f"next_{begun}"))
+        .join_asof(
+            ends.drop_nulls(over).sort("patient", over, ends.columns[2]),
+            left_on=begun,
+            right_on=over,
+            by="patient",
+            strategy="forward",
+            allow_exact_matches=False,
+            check_sortedness=False,
+            coalesce=False,
+        )
+    )
+    following = pl.col(f"next_{begun}")
+    own = following.is_null() | (pl.col(over) <= following)
+    return paired.with_columns(
+        pl.when(own).then(pl.col(name)).alias(name) for name in ends.columns if name != "patient"
+    )
+
+
+def on_record(known: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
+    """stay, name: the last value known by ICU admission (one without a time always was); later ones never."""
+    known = known.with_columns(pl.col("time").fill_null(pl.datetime(1, 1, 1))).sort("patient", "time", name)
+    return (
+        stays.select("stay", "patient", "intime")
+        .sort("patient", "intime")
+        .join_asof(
+            known,
+            left_on="intime",
+            right_on="time",
+            by="patient",
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .select("stay", name)
+    )
+
+
+def empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
+    """A warning for each of sex, race and insurance that no stay has."""
+    found = []
+    for name, prefix in (("sex", codes.sex), ("race", codes.race), ("insurance", codes.insurance)):
+        if table[name].null_count() == table.height:
+            where = (
+                f"no event in time has a code that begins with {prefix!r}"
+                if prefix
+                else ("the code map names no code for it")
+            )
+            found.append(f"{name} is empty: {where}")
+    return found
+
+
+def measure(
+    duck: Session, events: str, codes: CodeMap, anchors: pl.DataFrame, files: tuple[Path, ...]
+) -> set[str]:
+    """Fill the session's tables with what is beyond vitals; which inputs there are.
+
+    anchors: stay (its number), patient, moment, opens (included) and closes (not included).
+    """
+    known_codes = [(lab, prefix, 1.0) for lab, many in codes.labs.items() for prefix in many]
+    known_codes += [(part, prefix, 1.0) for part, many in codes.gcs.items() for prefix in many]
+    known_codes += [("urine", prefix, 1.0) for prefix in codes.urine]
+    known_codes += [("urine", prefix, -1.0) for prefix in codes.irrigant_in]
+    duck.table(
+        "signal_prefixes", pl.DataFrame(known_codes, schema=["signal", "prefix", "sign"], orient="row")
+    )
+    duck.table("anchors", anchors.select("stay", "patient", "moment", "opens", "closes"))
+    duck.execute(
+        "CREATE OR REPLACE TABLE signal_codes AS SELECT code, min(signal) AS signal, min(sign) AS sign "
+        f"FROM (SELECT DISTINCT code FROM {events}) JOIN signal_prefixes ON starts_with(code, prefix) "
+        "GROUP BY code",
+        "finding the codes of signals",
+        files,
+    )
+    physiology.empty_tables(duck)
+    duck.execute(
+        f"""
+        INSERT INTO measured
+        SELECT a.stay, CAST(date_diff('second', a.moment, e.time) AS BIGINT) AS moment, e.signal,
+               e.sign * CAST(e.value AS DOUBLE) AS value
+        FROM (SELECT subject_id, CAST(time AS TIMESTAMP) AS time, signal, sign, value
+              FROM {events} JOIN signal_codes USING (code)) e
+        JOIN anchors a ON e.subject_id = a.patient AND e.time >= a.opens AND e.time < a.closes
+        """,
+        "reading laboratory values",
+        files,
+    )
+    present = {"labs": codes.labs, "gcs": codes.gcs, "urine": codes.urine}
+    return {name for name, has in present.items() if has}

@@ -8,7 +8,7 @@ unit are left out and counted.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import resources
@@ -17,24 +17,21 @@ from typing import Any
 
 import polars as pl
 
-from abps.cohorts import charlson, physiology, provenance, vitals
-from abps.cohorts.duck import Progress, Session, session, silent
-from abps.cohorts.omop_source import Cdm, open_cdm
-from abps.cohorts.stay_options import StayOptions
-from abps.cohorts.tidy import (
-    Cohort,
-    Flow,
-    Variable,
+from abps.cohorts import charlson, physiology, vitals
+from abps.cohorts.duck import Progress, Session, or_refuse, quoted, read_header, session, silent
+from abps.cohorts.stays import (
+    StayOptions,
+    StayTable,
+    chosen,
     comorbidity_columns,
-    fractional_year,
-    in_order,
-    keep_ages,
-    keep_first,
-    race_group,
+    finish,
+    in_time,
+    short_unit,
     vital_columns,
 )
-from abps.core.errors import RequestError
-from abps.data.synthetic.builtin import Roles
+from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
+from abps.core.errors import RequestError, nearest
+from abps.data.roles import Roles
 
 RECIPE = "omop/1"
 
@@ -68,9 +65,7 @@ def build(place: Path, options: OmopOptions | None = None, progress: Progress = 
         cdm = open_cdm(duck, place, TABLES)
         flow = _stays(duck, cdm)
         everyone = flow.table.select("stay")
-        if options.first_stay:
-            flow = keep_first(flow, ("intime", "stay"))
-        flow = keep_ages(flow, options.min_age, options.max_age)
+        flow = chosen(flow, options)
         duck.table("stays", _windows(flow.table, options))
         duck.table("all_stays", everyone)
         rows, warnings = _measurements(duck, cdm)
@@ -86,39 +81,18 @@ def build(place: Path, options: OmopOptions | None = None, progress: Progress = 
         age = table.select("stay", "age", *vitals.columns())
         when = vitals.window_words(options.window)
         more = physiology.build(duck, age, groups, set(GROUPS), when, "omop")
-        table = table.join(more.table, on="stay", how="left")
         coded, noted = _comorbidities(duck, cdm, flow.table, options)
         table = table.join(coded, on="stay", how="left")
     warnings += noted
     for name in sorted(physiology.inputs_of(groups) - set(GROUPS)):
         warnings.append(f"the shipped map has no {name} of the CDM: there are no columns of it")
-    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
-    if without:
-        warnings.append(
-            f"{without} stays have no vital sign in the window; they stay in, with missing values"
-        )
     for name in ("sex", "race", "insurance", "admission_location"):
         if table[name].null_count() == table.height:
             warnings.append(f"{name} is empty: no table of the CDM has it")
-    dictionary = [*_dictionary(options), *more.dictionary]
+    found = StayTable(flow, table, first_day, more, warnings)
+    roles = Roles("died", "careunit", "patient", "admission_year", drop=("stay", "hospital"))
     root = Path(place) if Path(place).is_dir() else Path(place).parent
-    return Cohort(
-        source="omop",
-        recipe=RECIPE,
-        table=in_order(table, dictionary),
-        roles=Roles("died", "careunit", "patient", "admission_year", drop=("stay", "hospital")),
-        steps=flow.steps,
-        dictionary=tuple(dictionary),
-        files=provenance.describe_files(cdm.files, root, progress),
-        options=asdict(options),
-        facts={
-            "stays_without_vitals": without,
-            "vital_values_used": first_day.counted,
-            "vital_values_out_of_range": first_day.dropped,
-            "lab_values_out_of_range": more.dropped,
-        },
-        warnings=(*warnings, *first_day.warnings()),
-    )
+    return finish(RECIPE, found, roles, _dictionary(options), options, (cdm.files, root), progress)
 
 
 def _numbers(values: list[int]) -> str:
@@ -215,7 +189,7 @@ def _stays(duck: Session, cdm: Cdm) -> Flow:
     unit = pl.coalesce("unit_name", "unit_text")
     table = raw.with_columns(
         died=pl.when(pl.col("dischtime").is_not_null()).then(died).otherwise(None).cast(pl.Int8),
-        careunit=unit.str.extract(r"\(([^()]+)\)\s*$").fill_null(unit),
+        careunit=short_unit(unit),
         age=(pl.col("intime").dt.year() - pl.col("birth_year") - before_birthday.cast(pl.Int64)).cast(
             pl.Float64
         ),
@@ -233,13 +207,7 @@ def _stays(duck: Session, cdm: Cdm) -> Flow:
     table = _insured(duck, cdm, table) if payer else table.with_columns(insurance=pl.lit(None, pl.String))
     flow = Flow.start(table, "intensive-care visit details")
     flow = flow.keep(pl.col("has_patient").fill_null(False), "no person or hospital visit", always=False)
-    flow = flow.keep(
-        pl.col("intime").is_not_null()
-        & (pl.col("outtime").is_null() | (pl.col("outtime") >= pl.col("intime"))),
-        "times missing or out of order (out of the ICU before into it)",
-        always=False,
-    )
-    return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
+    return in_time(flow).keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
 
 
 def _insured(duck: Session, cdm: Cdm, table: pl.DataFrame) -> pl.DataFrame:
@@ -407,5 +375,151 @@ def _dictionary(options: OmopOptions) -> list[Variable]:
         Variable("admission_location", "feature", "", "where the patient came from, as in the source"),
         Variable("insurance", "feature", "", "payer of the period that holds ICU admission"),
         *comorbidity_columns(options.comorbidities, origin),
-        *vital_columns(options.window),
+        *vital_columns(vitals.window_words(options.window)),
     ]
+
+
+# --- the tables of a CDM: a DuckDB database, or a folder of Parquet or CSV files ---------------------------
+# Versions 5.3 and 5.4 differ in the names of a few columns; a table is read by the first name that it has.
+
+#: How times and dates are written in CSV exports. None of them has an offset.
+FORMATS = (
+    *("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S.%f"),
+    *("%Y-%m-%d %H:%M", "%Y-%m-%d"),
+)
+
+
+@dataclass(frozen=True)
+class CdmTable:
+    """One table: SQL that reads it, its columns in lower case -> as written, and its file."""
+
+    name: str
+    sql: str
+    columns: dict[str, str]
+    path: Path
+    text: bool
+
+    def has(self, *names: str) -> bool:
+        """Whether it has all of these columns."""
+        return all(name in self.columns for name in names)
+
+    def number(self, name: str, kind: str = "BIGINT") -> str:
+        """A column as a number; null where the table has none."""
+        if name not in self.columns:
+            return f"CAST(NULL AS {kind})"
+        column = f'"{self.columns[name]}"'
+        if not self.text:
+            return f"CAST({column} AS {kind})"
+        plain = f"nullif(trim({column}), '')"
+        tried = f"TRY_CAST({plain} AS DOUBLE)"
+        return or_refuse(
+            plain,
+            f"TRY_CAST({tried} AS BIGINT)" if kind == "BIGINT" else tried,
+            kind,
+            f"{self.path}, column {name!r}: a value is not a number",
+        )
+
+    def word(self, *names: str) -> str:
+        """The first of these columns that the table has, as text; null where it has none."""
+        found = next((n for n in names if n in self.columns), None)
+        if found is None:
+            return "CAST(NULL AS VARCHAR)"
+        return f"""nullif(trim(CAST("{self.columns[found]}" AS VARCHAR)), '')"""
+
+    def time(self, name: str, date: str) -> str:
+        """A moment: the column with the time, or where it is null the one with the day, at midnight."""
+        parts = [self._moment(n) for n in (name, date) if n in self.columns]
+        return f"coalesce({', '.join(parts)})" if parts else "CAST(NULL AS TIMESTAMP)"
+
+    def _moment(self, name: str) -> str:
+        column = f'"{self.columns[name]}"'
+        if not self.text:
+            return f"CAST({column} AS TIMESTAMP)"
+        formats = "[" + ", ".join(quoted(f) for f in FORMATS) + "]"
+        plain = f"nullif(trim({column}), '')"
+        where = f"{self.path}, column {name!r}: a value is not a time like 2150-01-31 10:00:00 (no offset)"
+        return or_refuse(plain, f"try_strptime({plain}, {formats})", "TIMESTAMP", where)
+
+
+@dataclass(frozen=True)
+class Cdm:
+    """A place with CDM tables, by lower-case name."""
+
+    place: Path
+    tables: dict[str, CdmTable]
+
+    def need(self, name: str, *columns: str) -> CdmTable:
+        """A table that must be there, with columns that it must have."""
+        table = self.tables.get(name)
+        if table is None:
+            raise RequestError(
+                f"the CDM table {name} is missing in {self.place}{nearest(name, self.tables)}; "
+                "it must be there as a table, .parquet, .csv or .csv.gz"
+            )
+        for column in columns:
+            if not table.has(column):
+                raise RequestError(
+                    f"the CDM table {name} in {self.place} has no column {column!r}"
+                    f"{nearest(column, table.columns)}; is it of version 5.3 or 5.4?"
+                )
+        return table
+
+    def maybe(self, name: str, *columns: str) -> CdmTable | None:
+        """The same for a table that may be absent."""
+        return self.need(name, *columns) if name in self.tables else None
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, each once."""
+        return sorted({t.path for t in self.tables.values()})
+
+
+def open_cdm(duck: Session, place: Path, wanted: tuple[str, ...]) -> Cdm:
+    """The wanted tables that a database or folder holds."""
+    place = Path(place)
+    if place.is_dir():
+        tables = {name: found for name in wanted if (found := _file(place, name)) is not None}
+        if not tables:
+            raise RequestError(f"no CDM table (like person.parquet or PERSON.csv) is in {place}")
+        return Cdm(place, tables)
+    if not place.is_file():
+        raise RequestError(f"{place} does not exist; give a DuckDB file or a folder of CDM tables")
+    duck.execute(f"ATTACH {quoted(str(place))} AS cdm (READ_ONLY)", "opening the database", (place,))
+    listed = duck.frame(
+        "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE database_name = 'cdm' "
+        "ORDER BY table_name, column_index",
+        "reading the list of tables",
+    )
+    tables = {}
+    for (schema, table), rows in listed.group_by(["schema_name", "table_name"], maintain_order=True):
+        name = str(table).lower()
+        if name in wanted:
+            columns = {c.lower(): c for c in rows["column_name"]}
+            tables[name] = CdmTable(name, f'cdm."{schema}"."{table}"', columns, place, text=False)
+    if not tables:
+        raise RequestError(f"{place} holds no CDM table (person, visit_occurrence, …)")
+    return Cdm(place, tables)
+
+
+def _file(folder: Path, name: str) -> CdmTable | None:
+    """The file of a table: NAME or name with .parquet, .csv.gz or .csv."""
+    for suffix in (".parquet", ".csv.gz", ".csv"):
+        for spelled in (name, name.upper()):
+            path = folder / f"{spelled}{suffix}"
+            if not path.is_file():
+                continue
+            if suffix == ".parquet":
+                try:
+                    columns = list(pl.read_parquet_schema(path))
+                except (OSError, pl.exceptions.PolarsError):
+                    raise RequestError(f"{path} is not a readable Parquet file; copy it again") from None
+                sql = f"read_parquet({quoted(str(path))})"
+                return CdmTable(name, sql, {c.lower(): c for c in columns}, path, text=False)
+            header = read_header(path)
+            declared = ", ".join(f"{quoted(c)}: 'VARCHAR'" for c in header)
+            sql = (
+                f"read_csv({quoted(str(path))}, header=true, auto_detect=false, delim=',', quote='\"', "
+                f"escape='\"', columns={{{declared}}})"
+            )
+            return CdmTable(name, sql, {c.strip().lower(): c for c in header}, path, text=True)
+    return None

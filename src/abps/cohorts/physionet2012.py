@@ -12,16 +12,17 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
-from abps.cohorts import provenance, vitals
+from abps.cohorts import vitals
 from abps.cohorts.duck import Progress, silent
-from abps.cohorts.tidy import Cohort, Flow, Variable, in_order, keep_ages, vital_columns
+from abps.cohorts.stays import keep_ages, no_vitals, vital_columns
+from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order
 from abps.core.errors import RequestError, nearest
-from abps.data.synthetic.builtin import Roles
+from abps.data.roles import Roles
 
 RECIPE = "physionet2012/3"
 
@@ -104,13 +105,8 @@ def build(root: Path, options: PhysionetOptions | None = None, progress: Progres
     table = flow.table.join(first_day, on="stay", how="left").join(_totals(inside), on="stay", how="left")
     table = table.with_columns(mech_vent=pl.col("mech_vent").fill_null(0))
     dictionary = _dictionary(options)
-    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
+    without, warnings = no_vitals(table)
     unnamed = int(events["parameter"].is_null().sum())
-    warnings = []
-    if without:
-        warnings.append(
-            f"{without} stays have no vital sign in the window; they stay in, with missing values"
-        )
     absent = outcomes.join(events.select("stay").unique(), on="stay", how="anti").height
     if absent:
         warnings.append(
@@ -127,9 +123,7 @@ def build(root: Path, options: PhysionetOptions | None = None, progress: Progres
         roles=Roles("died", "careunit", drop=("stay", "set")),
         steps=flow.steps,
         dictionary=tuple(dictionary),
-        files=provenance.describe_files(
-            [*outcome_paths, *(p for p in set_paths if p.is_file())], root, progress
-        ),
+        files=describe_files([*outcome_paths, *(p for p in set_paths if p.is_file())], root, progress),
         options=asdict(options),
         facts={
             "stays_without_vitals": without,
@@ -370,15 +364,7 @@ def _dictionary(options: PhysionetOptions) -> list[Variable]:
         Variable("sex", "feature", "F/M", "gender"),
         Variable("height", "feature", "cm", "height at admission, if between 100 and 230"),
         Variable("weight", "feature", "kg", "weight at admission, if between 20 and 400"),
-        *(
-            Variable(
-                c.name,
-                c.role,
-                c.unit,
-                c.meaning.replace("first 24 h", when).replace("oxygen", "arterial oxygen"),
-            )
-            for c in vital_columns("24h")
-        ),
+        *(replace(c, meaning=c.meaning.replace("oxygen", "arterial oxygen")) for c in vital_columns(when)),
         *(
             Variable(f"{name}_{s}", "feature", unit, f"{words[s]} {name.replace('_', ' ')}, {when}")
             for name, unit, _, _ in LABS.values()

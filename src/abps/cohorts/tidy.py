@@ -1,20 +1,27 @@
 """A cohort: one tidy row per stay, with how it came to be.
 
 The table alone is not a cohort. With it go the flow of exclusions (who was left out, why, how many),
-the meaning of every column, and the source files it was made from.
+the meaning of every column, and the source files it was made from with their sizes and hashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from abps.cohorts import charlson, vitals
+from abps import files
+from abps.cohorts.duck import Progress, silent
 from abps.core.errors import RequestError
-from abps.data.synthetic.builtin import Roles
+from abps.data.roles import PROVENANCE_KEY, Roles
 
 
 @dataclass(frozen=True)
@@ -27,21 +34,14 @@ class Variable:
     meaning: str
 
 
-#: The former name of :class:`Variable`, for recipes of your own, until the next release.
-Column = Variable
-
-
 @dataclass(frozen=True)
 class Step:
-    """One box of the flow diagram: who is in after it, and who was left out by it.
-
-    positives: rows with label 1; None where the label is not yes or no.
-    """
+    """One box of the flow diagram: who is in after it, and who was left out by it."""
 
     label: str
     stays: int
     patients: int | None
-    positives: int | None
+    positives: int
     left_out: int = 0
 
 
@@ -49,7 +49,7 @@ class Step:
 class Flow:
     """A table on its way to a cohort, and the steps so far. Every step is one exclusion, with counts.
 
-    label: the column of 0 and 1 to count; empty where the label is not yes or no.
+    label: the column of 0 and 1 to count.
     """
 
     table: pl.DataFrame
@@ -74,34 +74,7 @@ class Flow:
 
     def _count(self, label: str, left_out: int) -> Step:
         patients = self.table[self.patient].n_unique() if self.patient else None
-        positives = int(self.table[self.label].sum()) if self.label else None
-        return Step(label, self.table.height, patients, positives, left_out)
-
-
-def keep_ages(flow: Flow, low: float | None, high: float | None) -> Flow:
-    """The age filter, if any; a missing age cannot pass one."""
-    if low is not None and high is not None and low > high:
-        raise RequestError(f"min_age={low:g} is above max_age={high:g}; swap them")
-    if low is None and high is None:
-        return flow
-    condition = pl.col("age").is_between(low if low is not None else -1e9, high if high is not None else 1e9)
-    flow = flow.keep(pl.col("age").is_not_null(), "age unknown", always=False)
-    text = (
-        f"{low:g}–{high:g}"
-        if low is not None and high is not None
-        else f"≥ {low:g}"
-        if low
-        else f"≤ {high:g}"
-    )
-    return flow.keep(condition, f"age outside {text} years")
-
-
-def keep_first(flow: Flow, by: Sequence[str]) -> Flow:
-    """Only the first stay of every patient, in the order of some columns; one without a patient is kept."""
-    assert flow.patient is not None
-    first = flow.table.sort(by).unique(flow.patient, keep="first", maintain_order=True)["stay"]
-    unknown = pl.col(flow.patient).is_null()
-    return flow.keep(pl.col("stay").is_in(first.implode()) | unknown, "not the patient's first ICU stay")
+        return Step(label, self.table.height, patients, int(self.table[self.label].sum()), left_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +83,6 @@ class Cohort:
 
     source: the recipe's name. recipe: its version; it changes whenever the same files would give another
     table. files: what was read, in the order of reading. facts: counts worth keeping (values left out, …).
-    outcome: what the label is: binary, classes or continuous.
     """
 
     source: str
@@ -123,7 +95,6 @@ class Cohort:
     options: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    outcome: str = "binary"
 
     def __post_init__(self) -> None:
         described = [column.name for column in self.dictionary]
@@ -132,11 +103,6 @@ class Cohort:
         if self.table.height == 0:
             last = "; ".join(f"{s.label}: {s.left_out} out" for s in self.steps[1:])
             raise RequestError(f"no stay is left in the {self.source} cohort ({last}); relax the filters")
-
-
-# --- the columns that all sources share -------------------------------------------------------------
-
-RACES = ("WHITE", "BLACK", "HISPANIC", "ASIAN", "OTHER")
 
 
 def race_group(column: str) -> pl.Expr:
@@ -170,25 +136,118 @@ def fractional_year(column: str) -> pl.Expr:
     return moment.dt.year() + share
 
 
-def comorbidity_columns(choice: str, origin: str) -> list[Variable]:
-    """Dictionary lines of the Charlson columns."""
-    return [
-        Variable(name, "feature", "0/1", f"{' or '.join(p.replace('_', ' ') for p in parts)}; {origin}")
-        for name, parts in charlson.table().columns(choice).items()
-    ]
-
-
-def vital_columns(window: str) -> list[Variable]:
-    """Dictionary lines of the 21 vitals."""
-    when = vitals.window_words(window)
-    words = {"mean": "mean", "min": "lowest", "max": "highest"}
-    return [
-        Variable(f"{v}_{s}", "feature", vitals.UNITS[v], f"{words[s]} {vitals.LABELS[v]}, {when}")
-        for v in vitals.VITALS
-        for s in vitals.SUMMARIES
-    ]
-
-
 def in_order(table: pl.DataFrame, dictionary: Sequence[Variable], by: str = "stay") -> pl.DataFrame:
     """The table with the dictionary's columns in its order, rows by stay."""
     return table.sort(by).select([column.name for column in dictionary])
+
+
+# --- provenance: what is written beside the table -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file that was read."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+def describe_files(paths: Iterable[Path], root: Path, progress: Progress = silent) -> tuple[SourceFile, ...]:
+    """Sizes and SHA-256 of files, named relative to the source's folder."""
+    paths = list(paths)
+    total = sum(path.stat().st_size for path in paths) or 1
+    done, described = 0, []
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+                done += len(block)
+                progress("fingerprinting the source files", done / total)
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+        described.append(SourceFile(name, path.stat().st_size, digest.hexdigest()))
+    return tuple(described)
+
+
+def versions() -> dict[str, str]:
+    """The versions of what makes the table."""
+    found = {}
+    for package in ("abps", "polars", "duckdb"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def of_cohort(cohort: Cohort) -> dict[str, Any]:
+    """Everything about a cohort except its rows, ready for JSON."""
+    return {
+        "schema": "abps.cohort/1",
+        "source": cohort.source,
+        "recipe": cohort.recipe,
+        "options": cohort.options,
+        "rows": cohort.table.height,
+        "roles": {k: v for k, v in asdict(cohort.roles).items() if v},
+        "files": [asdict(f) for f in cohort.files],
+        "flow": [asdict(step) for step in cohort.steps],
+        "facts": cohort.facts,
+        "warnings": list(cohort.warnings),
+        "columns": [asdict(column) for column in cohort.dictionary],
+        "versions": versions(),
+    }
+
+
+def write_table(table: pl.DataFrame, provenance: dict[str, Any], out: Path) -> None:
+    """Write a Parquet file whole, with its provenance inside and, for people, beside it."""
+    text = json.dumps(provenance, ensure_ascii=False)
+    files.write_with(out, lambda part: table.write_parquet(part, metadata={PROVENANCE_KEY: text}))
+    files.write_json(out.with_suffix(".provenance.json"), provenance)
+
+
+def check_out(out: Path) -> Path:
+    """A path that a Parquet table can be written to; asked before the work, not after it."""
+    out = Path(out)
+    if out.suffix != ".parquet":
+        raise RequestError(f"out={out} must end in .parquet (the cohort is one Parquet table)")
+    if out.is_dir():
+        raise RequestError(f"out={out} is a folder; give a file name that ends in .parquet")
+    files.folder(out.parent)
+    return out
+
+
+def dictionary_markdown(columns: Iterable[Variable], title: str) -> str:
+    """The data dictionary as a Markdown table."""
+    lines = [f"# {title}", "", "| column | role | unit | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{c.name}` | {c.role} | {c.unit} | {c.meaning} |" for c in columns]
+    return "\n".join(lines) + "\n"
+
+
+def dictionary_csv(columns: Iterable[Variable]) -> str:
+    """The data dictionary as CSV."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["column", "role", "unit", "meaning"])
+    writer.writerows([c.name, c.role, c.unit, c.meaning] for c in columns)
+    return out.getvalue()
+
+
+def positives_word(label: str) -> str:
+    """What a positive label is called in tables: deaths, where the label is death."""
+    return "deaths" if label == "died" else f"{label} = 1"
+
+
+def flow_markdown(steps: Iterable[Step], label: str) -> str:
+    """The flow of exclusions as a Markdown table."""
+
+    def number(value: int | None) -> str:
+        return "" if value is None else f"{value:,}"
+
+    lines = [f"| step | left out | stays | patients | {positives_word(label)} |", "|---|---:|---:|---:|---:|"]
+    for i, step in enumerate(steps):
+        lines.append(
+            f"| {'left out: ' if i else ''}{step.label} | {number(step.left_out) if i else ''} "
+            f"| {number(step.stays)} | {number(step.patients)} | {number(step.positives)} |"
+        )
+    return "\n".join(lines) + "\n"

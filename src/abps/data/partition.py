@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -138,23 +138,19 @@ def divide(
     label: str = "died",
     patient: str | None = None,
     time: str | None = None,
-    outcome: str = "binary",
 ) -> Partition:
     """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together.
 
-    A row whose patient is not known is drawn on its own. outcome: where it is not binary (classes, a number),
-    cells are judged by their stays alone and there is no skew of labels to draw.
+    A row whose patient is not known is drawn on its own.
     """
     rule = rule or CellRule()
     _check(table, [label, *([patient] if patient else [])])
-    _check_request(table, recipe, rule, label, outcome)
-    if outcome != "binary":
-        rule = replace(rule, min_positives=0, min_negatives=0)
+    _check_request(table, recipe, rule, label)
     for column, allowed in recipe.only:
         table = _keep_only(table, column, allowed)
     random = recipe.random
     cells = _cells(table, recipe.by, time)
-    positive = table[label] if outcome == "binary" else pl.repeat(0, table.height, eager=True)
+    positive = table[label]
     draws, names = 1, cells
     empty: tuple[LeftOut, ...] = ()
     if random:
@@ -174,7 +170,7 @@ def divide(
     return Partition(kept, recipe, rule, dropped, draws, _shared(kept, patient))
 
 
-def _check_request(table: pl.DataFrame, recipe: Recipe, rule: CellRule, label: str, outcome: str) -> None:
+def _check_request(table: pl.DataFrame, recipe: Recipe, rule: CellRule, label: str) -> None:
     """Refuse what contradicts the table or its label."""
     for name in ("center", "group"):
         if name in table.columns and name in recipe.by:
@@ -186,11 +182,9 @@ def _check_request(table: pl.DataFrame, recipe: Recipe, rule: CellRule, label: s
             "small=redraw goes with dirichlet=ALPHA or iid=N; cells of columns are what they are"
         )
     values = set(table[label].unique().to_list())
-    if outcome == "binary" and not values <= {0, 1}:
+    if not values <= {0, 1, None}:
         shown = sorted(map(str, values))[:5]
         raise RequestError(f"the label {label!r} must be 0 or 1 in every row, not {shown}")
-    if outcome != "binary" and recipe.dirichlet is not None:
-        raise RequestError(f"the label {label!r} is not yes or no, so there is no skew of it to draw")
     if None in values:
         raise RequestError(f"the label {label!r} is missing in some rows; leave them out first")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ import polars as pl
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from abps.cohorts import provenance
+from abps import files
+from abps.cohorts import tidy
 from abps.cohorts.tidy import Cohort, Step
 from abps.data import describe
+from abps.data.partition import suggest_division
 from abps.report.drawing import EARLY, LATE, QUIET, blank, draw
 from abps.report.pages.document import render
 
@@ -26,12 +30,10 @@ def report(cohort: Cohort, title: str) -> str:
     label, center = cohort.roles.label, cohort.roles.center
     features = [c.name for c in cohort.dictionary if c.role == "feature"]
     table = cohort.table
-    binary = cohort.outcome == "binary"
-    counted = table if binary else table.with_columns(pl.lit(0).alias(label))  # no rate to show
-    centers = describe.center_lines(counted, label, center, features)
+    centers = describe.center_lines(table, label, center, features)
     shown = sorted(sorted(centers, key=lambda c: (-c.stays, c.center))[:MOST_CENTERS], key=lambda c: c.center)
     names = [c.center for c in shown]
-    positives = int(counted[label].sum())
+    positives = int(table[label].sum())
     low, high = describe.wilson(positives, table.height)
     lines = describe.feature_lines(table, features)
     some = (
@@ -44,10 +46,8 @@ def report(cohort: Cohort, title: str) -> str:
         recipe=cohort.recipe,
         label=label,
         center=center,
-        word=provenance.positives_word(label),
+        word=tidy.positives_word(label),
         rows=table.height,
-        binary=binary,
-        spread=None if binary else describe.feature_lines(table, [label])[0].summary,
         patients=table[patient].n_unique() if patient else None,
         positives=positives,
         rate=positives / table.height,
@@ -78,8 +78,32 @@ def report(cohort: Cohort, title: str) -> str:
         dictionary=cohort.dictionary,
         files=cohort.files,
         options=_flat(cohort.options),
-        versions=provenance.versions(),
+        versions=tidy.versions(),
     )
+
+
+def write_cohort(made: Cohort, title: str, out: Path) -> None:
+    """The table and everything beside it; nothing is written before all texts are made."""
+    beside = {
+        ".html": report(made, title),
+        ".flow.svg": flow_svg(made.steps, made.roles.label),
+        ".flow.md": tidy.flow_markdown(made.steps, made.roles.label),
+        ".dictionary.md": tidy.dictionary_markdown(made.dictionary, f"{title}: columns"),
+        ".dictionary.csv": tidy.dictionary_csv(made.dictionary),
+    }
+    for suffix, text in beside.items():
+        files.write_text(out.with_suffix(suffix), text)
+    tidy.write_table(made.table, tidy.of_cohort(made), out)
+
+
+def next_command(made: Cohort, out: Path) -> str:
+    """A command that divides this cohort into centers, and works."""
+    center = made.roles.center
+    context = [c.name for c in made.dictionary if c.role == "context" and c.name != center]
+    text = [name for name in context if made.table[name].dtype == pl.String]
+    by = suggest_division(made.table, made.roles.label, center, text)
+    how = f"--by {','.join(by)}" if by else "--iid 5 --small keep"
+    return f"abps partition {shlex.quote(str(out))} {how} --out fed.parquet"
 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +113,7 @@ def _flat(options: dict[str, Any]) -> dict[str, Any]:
 def flow_svg(steps: tuple[Step, ...], label: str) -> str:
     """The flow of exclusions: boxes downwards, what was left out to the right, as in a clinical paper."""
     width, box, side, height, gap = 760, 380, 300, 64, 38
-    word = provenance.positives_word(label)
+    word = tidy.positives_word(label)
     total = len(steps) * height + (len(steps) - 1) * gap + 4
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" width="{width}" '
@@ -112,7 +136,7 @@ def flow_svg(steps: tuple[Step, ...], label: str) -> str:
             f'fill="{"#2f7fb8" if last else "none"}" fill-opacity="0.15" stroke="currentColor"/>',
             text(14, y + 19, head, "bold"),
             text(14, y + 37, f"{step.stays:,} stays" if people else f"{step.stays:,} rows"),
-            text(14, y + 54, people + ("" if step.positives is None else f"{step.positives:,} {word}")),
+            text(14, y + 54, f"{people}{step.positives:,} {word}"),
         ]
         if i:
             top, middle = y - gap, y - gap / 2

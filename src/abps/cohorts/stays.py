@@ -1,0 +1,167 @@
+"""What all cohorts of ICU stays share: options, filters, columns, and the way to a finished cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from abps.cohorts import charlson, physiology, vitals
+from abps.cohorts.duck import Progress
+from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order
+from abps.core.errors import RequestError
+from abps.data.roles import Roles
+
+#: Diagnoses of the admission, of earlier ones only, or none.
+DIAGNOSES = ("this", "earlier", "none")
+
+#: Whether a value counts from when it was measured, or only once it was stored.
+CLOCKS = ("charttime", "storetime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StayOptions:
+    """window: one of :data:`abps.cohorts.vitals.WINDOWS`. charlson: 12 or 17 (or none) of the categories.
+
+    features: groups of :data:`abps.cohorts.physiology.GROUPS` beyond the vitals. first_stay: leave out all
+    but a patient's first ICU stay. clock: one of :data:`CLOCKS`. min_hours: the least length of a stay.
+    """
+
+    window: str = "24h"
+    diagnoses: str = "this"
+    charlson: str = "12"
+    min_age: float | None = 18
+    max_age: float | None = 95
+    features: tuple[str, ...] = ()
+    first_stay: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def comorbidities(self) -> str:
+        """The Charlson columns that are made."""
+        return "none" if self.diagnoses == "none" else self.charlson
+
+
+def check_options(options: Any) -> None:
+    """Refuse what no source knows, option by option."""
+    physiology.parse_groups(options.features)
+    charlson.table().columns(options.charlson)
+    vitals.window_of(getattr(options, "window", "24h"))
+    for name, known in (("diagnoses", DIAGNOSES), ("clock", CLOCKS)):
+        if getattr(options, name, known[0]) not in known:
+            raise RequestError(f"{name}={getattr(options, name)!r}: choose one of {', '.join(known)}")
+
+
+def chosen(flow: Flow, options: Any, order: Sequence[str] = ("intime", "stay")) -> Flow:
+    """The stays that the options ask for: a patient's first (by ``order``), ages, and length."""
+    if options.first_stay:
+        first = flow.table.sort(order).unique("patient", keep="first", maintain_order=True)["stay"]
+        unknown = pl.col("patient").is_null()
+        flow = flow.keep(pl.col("stay").is_in(first.implode()) | unknown, "not the patient's first ICU stay")
+    flow = keep_ages(flow, options.min_age, options.max_age)
+    least = getattr(options, "min_hours", 0)
+    return flow.keep(pl.col("hours") >= least, f"ICU stay shorter than {least:g} h") if least else flow
+
+
+def keep_ages(flow: Flow, low: float | None, high: float | None) -> Flow:
+    """The age filter, if any; a missing age cannot pass one."""
+    if low is not None and high is not None and low > high:
+        raise RequestError(f"min_age={low:g} is above max_age={high:g}; swap them")
+    if low is None and high is None:
+        return flow
+    text = f"≥ {low:g}" if high is None else f"≤ {high:g}" if low is None else f"{low:g}–{high:g}"
+    condition = pl.col("age").is_between(-1e9 if low is None else low, 1e9 if high is None else high)
+    flow = flow.keep(pl.col("age").is_not_null(), "age unknown", always=False)
+    return flow.keep(condition, f"age outside {text} years")
+
+
+def short_unit(name: pl.Expr) -> pl.Expr:
+    """A care unit's short name: "Medical Intensive Care Unit (MICU)" is MICU; others stay."""
+    return name.str.extract(r"\(([^()]+)\)\s*$").fill_null(name)
+
+
+def in_time(flow: Flow) -> Flow:
+    """The stays whose times are known and in order."""
+    into, out = pl.col("intime"), pl.col("outtime")
+    why = "times missing or out of order (out of the ICU before into it)"
+    return flow.keep(into.is_not_null() & (out.is_null() | (out >= into)), why, always=False)
+
+
+def comorbidity_columns(choice: str, origin: str) -> list[Variable]:
+    """Dictionary lines of the Charlson columns."""
+    return [
+        Variable(name, "feature", "0/1", f"{' or '.join(p.replace('_', ' ') for p in parts)}; {origin}")
+        for name, parts in charlson.table().columns(choice).items()
+    ]
+
+
+def vital_columns(when: str) -> list[Variable]:
+    """Dictionary lines of the 21 vitals.  when: the window in words."""
+    words = {"mean": "mean", "min": "lowest", "max": "highest"}
+    return [
+        Variable(f"{v}_{s}", "feature", vitals.UNITS[v], f"{words[s]} {vitals.LABELS[v]}, {when}")
+        for v in vitals.VITALS
+        for s in vitals.SUMMARIES
+    ]
+
+
+def no_vitals(table: pl.DataFrame) -> tuple[int, list[str]]:
+    """How many stays have no vital sign, and a warning if some have none."""
+    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
+    warning = f"{without} stays have no vital sign in the window; they stay in, with missing values"
+    return without, [warning] if without else []
+
+
+@dataclass(frozen=True, eq=False)
+class StayTable:
+    """What a source found.  flow: the exclusions.  table: their stays with vitals and comorbidities.
+
+    more: the columns beyond vitals, where some were asked for.
+    """
+
+    flow: Flow
+    table: pl.DataFrame
+    vitals: vitals.FirstDay
+    more: physiology.Physiology | None
+    warnings: Sequence[str]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def finish(
+    recipe: str,
+    found: StayTable,
+    roles: Roles,
+    dictionary: Sequence[Variable],
+    options: Any,
+    sources: tuple[Iterable[Path], Path],
+    progress: Progress,
+) -> Cohort:
+    """The cohort of a source.  sources: the files that were read, and the folder they are in."""
+    table, more = found.table, found.more
+    if more is not None:
+        table = table.join(more.table, on="stay", how="left")
+        dictionary = (*dictionary, *more.dictionary)
+    without, warnings = no_vitals(table)
+    return Cohort(
+        source=recipe.partition("/")[0],
+        recipe=recipe,
+        table=in_order(table, dictionary),
+        roles=roles,
+        steps=found.flow.steps,
+        dictionary=tuple(dictionary),
+        files=describe_files(*sources, progress),
+        options=asdict(options),
+        facts={
+            "stays_without_vitals": without,
+            "vital_values_used": found.vitals.counted,
+            "vital_values_out_of_range": found.vitals.dropped,
+            **({"lab_values_out_of_range": more.dropped} if more else {}),
+            **found.facts,
+        },
+        warnings=(*found.warnings, *warnings, *found.vitals.warnings()),
+    )
