@@ -68,7 +68,7 @@ def test_storetime_takes_what_was_known_in_time(tmp_path: Path) -> None:
     assert (charted["creatinine_max"], charted["heart_rate_max"]) == (6, 150)
     stored = one(tmp_path / "b", mimiciv.MimicOptions(features=("all",), clock="storetime"), **tables)
     assert (stored["creatinine_max"], stored["heart_rate_max"]) == (2, 80)
-    with pytest.raises(RequestError, match="clock=.sundial.: choose one of charttime"):
+    with pytest.raises(RequestError, match=r"clock=.sundial.: choose one of charttime"):
         one(tmp_path / "c", mimiciv.MimicOptions(clock="sundial"))
 
 
