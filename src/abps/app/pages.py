@@ -1,0 +1,77 @@
+"""Templates and the words on them: one file of strings per language."""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from abps.app.guard import PAGE_POLICY, Guard, Session
+from abps.core.errors import RequestError
+
+WORDS = tomllib.loads(resources.files("abps.app").joinpath("en.toml").read_text(encoding="utf-8"))
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("abps.app", "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters["date"] = lambda t: datetime.datetime.fromtimestamp(t).strftime("%Y-%m-%d %H:%M")
+_ENVIRONMENT.filters["thousands"] = lambda value: f"{value:,}"
+
+
+def page(request: Request, template: str, status: int = 200, **context: Any) -> Response:
+    """A filled template; everything is escaped."""
+    session: Session = request.app.state.session
+    title = request.app.state.title
+    html = _ENVIRONMENT.get_template(template).render(t=WORDS, session=session.form, app=title, **context)
+    return HTMLResponse(html, status)
+
+
+def go(path: str) -> Response:
+    """To another page, after a form."""
+    return RedirectResponse(path, 303)
+
+
+def finished_page(path: Path) -> Response:
+    """A report or card: shown as it is, without the rights of this server's own pages."""
+    if not path.is_file():
+        raise HTTPException(404, WORDS["error"]["absent"])
+    return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
+
+
+def make_app(session: Session, title: str, routes: list[BaseRoute], **state: Any) -> Starlette:
+    """An application behind the guard. state: what its pages need, as attributes of ``app.state``."""
+    style = resources.files("abps.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
+
+    async def page_style(_: Request) -> Response:
+        return Response(style, media_type="text/css")
+
+    async def refused(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 422
+        sentence = error.detail if isinstance(error, HTTPException) else str(error)
+        return page(request, "error.html", status, sentence=sentence)
+
+    static = StaticFiles(packages=[("abps.app", "static")])
+    app = Starlette(
+        routes=[*routes, Route("/page.css", page_style), Mount("/static", static)],
+        middleware=[Middleware(Guard, session=session)],
+        exception_handlers={HTTPException: refused, RequestError: refused},
+    )
+    app.state.session, app.state.title = session, title
+    for name, value in state.items():
+        setattr(app.state, name, value)
+    return app

@@ -1,0 +1,211 @@
+"""An analyst's studies on disk: a folder each, with the table, what was chosen, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from abps import files
+from abps.app.jobs import Job, command_words
+from abps.core.errors import RequestError
+
+#: Files that can be read as tables.
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx", ".xls")
+
+#: Roles that one column takes, and options that take several columns.
+ROLES = ("label", "center", "patient", "time", "duration", "group")
+LISTS = ("drop", "keep")
+
+METHODS = "local-best,fedavg,abps-plus"
+DEPTHS = {"quick": "11", "thorough": "11,22,33"}
+
+#: A rough duration of one repeat on two cores: seconds, and cells (rows × columns) per second. Measured on
+#: tables of 1,200 to 150,000 rows; the page says "roughly", and tells the time left once it is known.
+BASE_SECONDS, CELLS_PER_SECOND = 25.0, 12_000.0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What an analyst has chosen. file: the table in the study's folder."""
+
+    title: str
+    file: str
+    created: float
+    columns: dict[str, str] = field(default_factory=dict)
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    positive: str = ""
+
+    def fixed(self, option: str, column: str) -> Choices:
+        """With one correction that the check offered."""
+        if option in LISTS:
+            kept = {name: tuple(c for c in getattr(self, name) if c != column) for name in LISTS}
+            kept[option] += (column,)
+            return replace(self, drop=kept["drop"], keep=kept["keep"])
+        if option not in ROLES:
+            raise RequestError(f"{option}: not a correction")
+        return replace(self, columns={**self.columns, option: column})
+
+    def flags(self) -> list[str]:
+        """The options of every command that reads the table."""
+        words = [
+            word for role in ROLES if self.columns.get(role) for word in (f"--{role}", self.columns[role])
+        ]
+        for name in LISTS:
+            if getattr(self, name):
+                words += [f"--{name}", ",".join(getattr(self, name))]
+        return words + (["--positive", self.positive] if self.positive else [])
+
+
+@dataclass(frozen=True)
+class AppStudy:
+    """A study's folder."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """How pages address it."""
+        return self.folder.name
+
+    @property
+    def choices(self) -> Choices:
+        """What was chosen so far."""
+        return msgspec.json.decode((self.folder / "choices.json").read_bytes(), type=Choices)
+
+    def choose(self, choices: Choices) -> None:
+        """Keep what was chosen; the check of other choices no longer holds."""
+        files.write_json(self.folder / "choices.json", asdict(choices))
+        (self.folder / "check.json").unlink(missing_ok=True)
+
+    def read(self, file: str) -> Any:
+        """One of the study's JSON files; None if it is not there."""
+        try:
+            return json.loads((self.folder / file).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    @property
+    def compare(self) -> Job:
+        """The comparison."""
+        return Job(self.folder, "compare")
+
+    @property
+    def fit(self) -> Job:
+        """The final models."""
+        return Job(self.folder, "fit")
+
+    def check_command(self) -> list[str]:
+        """What is in the table?"""
+        return ["check", self.choices.file, *self.choices.flags()]
+
+    def compare_command(self, depth: str) -> list[str]:
+        """Would collaboration help?"""
+        data = ["--data", self.choices.file, *self.choices.flags()]
+        return ["compare", "--methods", METHODS, *data, "--seeds", DEPTHS[depth], "--out", "study"]
+
+    def fit_command(self, method: str) -> list[str]:
+        """The models of all hospitals."""
+        return [
+            "fit",
+            "--method",
+            method,
+            "--data",
+            self.choices.file,
+            *self.choices.flags(),
+            "--out",
+            "models",
+        ]
+
+    def script(self) -> list[str]:
+        """The commands of the whole path, as one types them in the study's folder."""
+        steps = [self.check_command(), self.compare_command("thorough"), self.fit_command("abps-plus")]
+        return [command_words(step) for step in steps]
+
+    def minutes(self, depth: str) -> int:
+        """A rough duration of a comparison."""
+        shape = self.read("preview.json")
+        repeat = BASE_SECONDS + shape["rows"] * len(shape["columns"]) / CELLS_PER_SECOND
+        return max(1, round(repeat * len(DEPTHS[depth].split(",")) / 60))
+
+    def models(self) -> dict[str, Path]:
+        """By hospital, the folder of its model."""
+        found = {}
+        for path in sorted((self.folder / "models").glob("*/model.json")):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found[str(content.get("center") or path.parent.name)] = path.parent
+        return found
+
+
+def new_study(home: Path, file_name: str) -> AppStudy:
+    """A folder for a table that will be put into it.
+
+    file_name: as the browser gave it; only its letters and its known ending are used, never its path.
+    """
+    base = re.split(r"[\\/]", file_name)[-1]
+    suffix = Path(base).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise RequestError(
+            f"{base or 'this file'}: choose a table, a file that ends in {', '.join(SUFFIXES)}"
+        )
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(base).stem.lower()).strip("-")[:40] or "table"
+    folder = home / f"{stem}-{secrets.token_hex(3)}"
+    folder.mkdir(parents=True, mode=0o700)
+    study = AppStudy(folder)
+    study.choose(Choices(base, f"{stem}{suffix}", time.time()))
+    return study
+
+
+def find_study(home: Path, name: str) -> AppStudy | None:
+    """A study by its name; a name that is a path finds nothing."""
+    if not re.fullmatch(r"[a-z0-9-]+", name) or not (home / name / "choices.json").is_file():
+        return None
+    return AppStudy(home / name)
+
+
+def all_studies(home: Path) -> list[AppStudy]:
+    """Every study, the latest first."""
+    found = [AppStudy(path.parent) for path in home.glob("*/choices.json")]
+    return sorted(found, key=lambda study: -study.choices.created)
+
+
+def remove(study: AppStudy) -> None:
+    """Stop and delete a study with its table."""
+    study.compare.stop()
+    study.fit.stop()
+    shutil.rmtree(study.folder)
+
+
+def fixes(check: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The check's warnings and unused columns, each with the corrections it offers as (option, column)."""
+    columns = {c["name"]: c for c in check["columns"]}
+    sentences = list(check["warnings"])
+    said = " ".join(sentences)
+    sentences += [
+        f"{name!r}: not used, {c['why']}"
+        for name, c in columns.items()
+        if c["role"] == "feature" and not c["used"] and f"{name!r}: " not in said
+    ]
+    found = []
+    for place, sentence in enumerate(sentences):
+        column = next(
+            (c for c in sorted(columns, key=len, reverse=True) if sentence.startswith(f"{c!r}: ")), ""
+        )
+        offers = [
+            (o, column) for o in ("patient", "time", "keep", "drop") if column and f"{o}={column}" in sentence
+        ]
+        if column and columns[column]["used"] and ("drop", column) not in offers:
+            offers.append(("drop", column))
+        for option in ("patient", "time", "keep", "drop"):
+            sentence = sentence.replace(f"{option}=", f"--{option} ")
+        found.append({"sentence": sentence, "warning": place < len(check["warnings"]), "offers": offers})
+    return found

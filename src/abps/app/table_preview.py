@@ -1,0 +1,79 @@
+"""What a table looks like and what its columns may be for, before anybody has named one.
+
+``python -m abps.app.table_preview FILE`` prints it as JSON: in a process of its own, because a large table
+must not stay in the server's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from abps.core.errors import RequestError
+from abps.data.column_names import WORDS, is_called, is_patient_name, normalise
+from abps.data.reading import read_raw
+
+#: Rows to show, and letters of a cell.
+SHOWN, LETTERS = 8, 40
+
+#: Values up to which a column may name hospitals.
+MOST_CENTERS = 2000
+
+#: Names of columns with an outcome, in the languages that ``abps check`` reads.
+OUTCOMES = (
+    "died", "death", "dead", "mortality", "expired", "deceased", "event", "outcome", "label", "target",
+    "verstorben", "gestorben", "tod", "mortalitat", "deces", "decede", "mort", "muerte", "fallecido",
+    "defuncion", "decesso", "deceduto", "morto", "obito", "status", "hospital expire flag", "day30",
+)  # fmt: skip
+
+
+def preview(path: Path) -> dict[str, Any]:
+    """Columns, first rows, and a guess at the roles of columns."""
+    frame = read_raw(path).frame
+    cells = [[_cell(value) for value in row] for row in frame.head(SHOWN).iter_rows()]
+    few = {name: frame[name].drop_nulls().n_unique() for name in frame.columns}
+    return {
+        "rows": frame.height, "columns": frame.columns, "head": cells,
+        "roles": guess(frame, few), "values": few,
+    }  # fmt: skip
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
+
+
+def guess(frame: pl.DataFrame, values: dict[str, int]) -> dict[str, str]:
+    """By role the column that its name and its values suggest; roles without one are absent.
+
+    values: different values of every column.
+    """
+    roles: dict[str, str] = {}
+    yes_no = {word.casefold() for word in (*WORDS["yes"], *WORDS["no"])}
+    for name in frame.columns:
+        plain = normalise(name)
+        two = values[name] == 2 and all(
+            str(v).casefold() in yes_no for v in frame[name].drop_nulls().unique().to_list()
+        )
+        words = plain.split()
+        if values[name] == 2 and any(each == plain or each in words for each in OUTCOMES):
+            roles.setdefault("label", name)
+        elif (
+            is_called(name, "place") and not two and 2 <= values[name] <= min(MOST_CENTERS, frame.height / 5)
+        ):
+            roles.setdefault("center", name)
+        elif is_patient_name(name):
+            roles.setdefault("patient", name)
+    return roles
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(preview(Path(sys.argv[1])), ensure_ascii=False))
+    except RequestError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
