@@ -24,6 +24,7 @@ def serve(title: str, routes: list[BaseRoute], port: int, show: bool, **state: A
         listener.bind(("127.0.0.1", port))
     except OSError as error:
         raise RequestError(f"port={port}: {error.strerror}; choose another, or 0 for a free one") from error
+    listener.listen(64)  # before the address is shown: a quick browser is not refused
     session = Session(listener.getsockname()[1])
     app = make_app(session, title, routes, **state)
     print(f"open {session.address}", flush=True)
