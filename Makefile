@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo quick test docs clean
+.PHONY: install demo quick test docs package wheelhouse licences clean
 
 install: .venv/.installed
 
@@ -39,6 +39,24 @@ test: .venv/.test-installed
 docs: .venv/.test-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation: build/site/index.html"
+
+# Wheel and source distribution, checked as the package index checks them.
+package: .venv/.test-installed
+	rm -rf build/dist
+	$(BIN)/python -m build --quiet --outdir build/dist
+	$(BIN)/twine check --strict build/dist/*
+
+# For machines without a network: everything that a hospital installs, in one folder to carry over. There:
+#   python3 -m venv abps && abps/bin/pip install --no-index --find-links wheelhouse 'abps[flare,privacy]'
+EXTRAS ?= flare,privacy
+wheelhouse: package
+	rm -rf build/wheelhouse
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --wheel-dir build/wheelhouse \
+		"$$(ls build/dist/*.whl)[$(EXTRAS)]"
+	@echo "The wheels: build/wheelhouse"
+
+licences: .venv/.test-installed
+	$(BIN)/python tools/sbom.py --licences build/licences.md --out build/sbom.json
 
 clean:
 	rm -rf .venv build dist abps-demo

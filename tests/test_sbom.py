@@ -13,10 +13,13 @@ _spec.loader.exec_module(sbom)
 
 
 def test_everything_that_is_needed_is_there_and_may_be_used():
-    found, wrong = sbom.needed("abps", ("cohorts", "drift", "slurm", "flare", "privacy", "onnx"))
+    found, wrong = sbom.needed("abps", ("all",))
     assert not wrong and not sbom.troubles(found)
     assert {"torch", "polars", "numpy", "nvflare", "dp-accounting"} <= set(found)
     made = sbom.bill(found)
+    listed = sbom.licences(found)
+    assert all(f"| {name} | {dist.version} |" in listed for name, dist in found.items() if name != "abps")
+    assert "| |" not in listed and "duckdb" in listed and "mlflow-skinny" in listed
     assert made["bomFormat"] == "CycloneDX" and len(made["components"]) == len(found) - 1
     refs = {part["bom-ref"] for part in made["components"]} | {made["metadata"]["component"]["bom-ref"]}
     assert all(set(entry["dependsOn"]) <= refs for entry in made["dependencies"])

@@ -1,6 +1,6 @@
 """What this package is made with: a bill of materials (CycloneDX 1.5, JSON), checked without network.
 
-    python tools/sbom.py --out sbom.json
+    python tools/sbom.py --out sbom.json --licences licences.md
 
 Lists every distribution that ours needs, directly or not, as it is installed, with version, licence and what
 needs it. Ends with an error if one is missing, does not fit what is asked for, or has a licence that does not
@@ -111,18 +111,31 @@ def bill(found: dict[str, metadata.Distribution]) -> dict[str, Any]:
     }
 
 
+def licences(found: dict[str, metadata.Distribution]) -> str:
+    """Everything that is installed beside this package, with its licence, as a table in Markdown."""
+    rows = [
+        f"| {name} | {dist.version} | {licence(dist) or 'see the licence file of the distribution'} |"
+        for name, dist in sorted(found.items())
+        if name != ROOT
+    ]
+    return "\n".join(["| distribution | version | licence |", "|---|---|---|", *rows]) + "\n"
+
+
 def main() -> None:
     """Write the bill, and say what is wrong."""
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--out", type=Path)
-    words.add_argument("--extras", default="cohorts,drift,slurm,flare,privacy,onnx")
+    words.add_argument("--licences", type=Path, help="write the list of licences, as Markdown")
+    words.add_argument("--extras", default="all")
     given = words.parse_args()
     found, wrong = needed(ROOT, tuple(given.extras.split(",")))
     wrong += troubles(found)
     text = json.dumps(bill(found), indent=1)
+    if given.licences:
+        given.licences.write_text(licences(found), encoding="utf-8")
     if given.out:
         given.out.write_text(text + "\n", encoding="utf-8")
-    else:
+    elif not given.licences:
         print(text)
     for line in wrong:
         print(line, file=sys.stderr)

@@ -224,12 +224,6 @@ def test_wrong_options() -> None:
             mimiciv.MimicOptions(**wrong)  # type: ignore[arg-type]
 
 
-def test_without_duckdb(mimic_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
-    with pytest.raises(RequestError, match=r"pip install 'abps\[cohorts\]'"):
-        mimiciv.build(mimic_copy)
-
-
 def test_a_full_folder_for_temporary_files_is_not_the_fault_of_the_source() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs a device that is full")

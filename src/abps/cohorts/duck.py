@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import polars as pl
@@ -44,18 +43,6 @@ TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 def silent(_what: str, _share: float) -> None:
     """The progress callback that shows nothing."""
-
-
-def import_duckdb() -> ModuleType:
-    """DuckDB, or the sentence that says how to get it."""
-    try:
-        import duckdb
-    except ImportError:
-        raise RequestError(
-            "reading raw clinical tables needs DuckDB, which is not installed; "
-            "run: pip install 'abps[cohorts]'"
-        ) from None
-    return duckdb
 
 
 @dataclass(frozen=True)
@@ -212,7 +199,9 @@ class Session:
     """One DuckDB connection with bounded memory, and its temporary folder. Made by :func:`session`."""
 
     def __init__(self, temporary: Path, progress: Progress) -> None:
-        self._duckdb = import_duckdb()
+        import duckdb  # which takes a while, and few commands need
+
+        self._duckdb = duckdb
         self._folder = temporary
         self._progress = progress
         self._frames = 0
@@ -318,7 +307,6 @@ class Session:
 @contextmanager
 def session(progress: Progress = silent) -> Iterator[Session]:
     """A connection that leaves nothing behind."""
-    import_duckdb()
     with tempfile.TemporaryDirectory(prefix="abps-cohort-") as temporary:
         opened = Session(Path(temporary), progress)
         try:
