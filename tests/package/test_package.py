@@ -1,4 +1,4 @@
-"""The package as it is uploaded: what it holds, what it says of itself, and that it runs without a checkout."""
+"""The package as it is uploaded: what it holds, what it says of itself, that it runs without a checkout."""
 
 import email
 import subprocess
@@ -60,8 +60,8 @@ def test_the_wheel_holds_every_module_and_file_and_nothing_else(wheel):
 
 
 def test_the_source_distribution_can_test_itself(dist):
-    names = tarfile.open(next(dist.glob("*.tar.gz"))).getnames()
-    inside = {name.partition("/")[2] for name in names}
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"Makefile", "tests/conftest.py", "docs/api.md", "tools/sbom.py", "LICENSE"} <= inside
     assert not any(name.endswith(".pyc") for name in inside)
 
@@ -95,7 +95,7 @@ def test_it_runs_from_the_wheel_alone(wheel, tmp_path):
     code = (
         "import abps, sys; from pathlib import Path; "
         f"assert Path(abps.__file__).is_relative_to({str(target)!r}); "
-        "assert abps.load('icu-synthetic:centers=4,stays=400').size == 4; "
+        "assert abps.load('icu-synthetic:centers=6,stays=600').size == 6; "
         "from abps.cli.main import main; sys.argv = ['abps', '--version']; main()"
     )
     environment = {"PYTHONPATH": str(target), "PATH": "", "HOME": str(tmp_path)}
