@@ -52,6 +52,7 @@ PURPOSES: Final = {
     "private-sample": 26,
     "private-noise": 27,
     "attestation": 28,
+    "participation": 29,
     "fold": 40,
 }
 

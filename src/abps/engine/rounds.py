@@ -28,7 +28,7 @@ from abps.methods.base import Context, Decisions, Ints, Method, refusals, with_d
 from abps.methods.coordinated import CoordinatedMethod, coordinators
 from abps.methods.masked_rounds import masked, masked_cost
 from abps.methods.peers import PeerMethod, Preferences, Received
-from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
+from abps.methods.star import Server, StarMethod, rows_of, star_cost, to_everyone, with_notes
 from abps.models.metrics import Segments
 from abps.privacy.fixed_point import exact_sum, masked_bytes
 
@@ -147,11 +147,15 @@ class RunState:
         trained = method.train(context, self.state, t, self.ledger.closed)
         if self.ledger.closed:
             return self._rested(trained, t, Rest.BUDGET)
+        here = method.taking_part(context, t)
+        if not here.all():
+            trained = rows_of(here, trained, self.state)
         up, layout = method.upload(context, self.state, trained, t), context.learner.layout
         lengths = [message.shape[1] for message in up], method.answers(layout, t)
         if method.privacy.secure:
             return self._masked_star(trained, up, lengths, t)
-        traffic = star_cost(method.line, n, *lengths, method.noted)
+        count = int(here.sum())
+        traffic = star_cost(method.line, count, *lengths, method.noted)
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
         up = self._attacked(up, t)
@@ -163,15 +167,24 @@ class RunState:
         if method.noted:
             sent = with_notes(sent, method.note(context, trained))
         sizes, start, some = context.sizes(), context.learner.start, np.arange(n)
+        trusted = here
         if method.sends_models:
             far = distances(sent[0], start)
-            trusted = plausible(far, np.full(n, np.median(far[np.isfinite(far)])))
-            if not trusted.all():
-                some = np.flatnonzero(trusted)
-                sent, sizes = tuple(message[some] for message in sent), sizes[some]
+            trusted = here & plausible(far, np.full(n, np.median(far[here & np.isfinite(far)])))
+        if not trusted.all():
+            some = np.flatnonzero(trusted)
+            sent, sizes = tuple(message[some] for message in sent), sizes[some]
         replies, memory = method.serve(start, self.server, sent, sizes, t)
-        traffic = star_cost(method.line, n, lengths[0], [reply.shape[-1] for reply in replies], method.noted)
-        return self._served(trained, replies, memory, some, traffic, t)
+        back = [reply.shape[-1] for reply in replies]
+        traffic = star_cost(method.line, count, lengths[0], back, method.noted)
+        after, result = self._served(trained, replies, memory, some, traffic, t)
+        if here.all():
+            return after, result
+        # Who sits out has the server's model when it takes part again, and nothing else of this round.
+        kept = replace(self.state, models=after.state.models)
+        rest = np.where(here, Rest.NOT, Rest.QUIET).astype(np.int8)
+        state = rows_of(here, after.state, kept)
+        return replace(after, state=state), replace(result, rest=rest, partners=np.where(here, count - 1, 0))
 
     def _attacked(self, up: tuple[Weights, ...], t: int) -> tuple[Weights, ...]:
         """What attackers make of what centers send to a server; before training they have what it sent."""

@@ -9,22 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
 from abps.data.subgroup_names import groups_of
+from abps.engine import checkpoint as checkpoints
 from abps.engine.attacks import Attack, Attackers, attackers_of
 from abps.engine.preparations import SHARED
 from abps.engine.private_run import ledger as ledger_of
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.row_scores import row_scores
-from abps.engine.track import Track
+from abps.engine.track import RoundReport, Track
 from abps.methods.accounting import counting_of, with_noise
 from abps.methods.base import Context, Method
 from abps.methods.catalog import name_of
@@ -54,6 +57,9 @@ class RunOptions(TypedDict, total=False):
     subgroups: columns by which accuracy is split, besides sex and age where they are found.
     metrics: further metrics by name; the result has them in ``measures``.
     progress: called after every round with (round, rounds at most, mean validation score).
+    callback: called after every round with a :class:`abps.engine.track.RoundReport`; true ends the run.
+    warm_start: an earlier run, or models (centers, P), to start from instead of the common start.
+    checkpoint: a file that keeps the run after every round; where it is there, the run goes on from it.
     """
 
     engine: str
@@ -63,6 +69,9 @@ class RunOptions(TypedDict, total=False):
     subgroups: Sequence[str]
     metrics: Mapping[str, Metric]
     progress: Progress | None
+    callback: Callable[[RoundReport], bool | None] | None
+    warm_start: Run | NDArray[np.float32] | None
+    checkpoint: str | Path | None
 
 
 def simulate(
@@ -104,7 +113,7 @@ class _Request:
     attack: str | Attack | None = None
     parts: Mapping[str, list[str | None]] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    progress: Progress | None = None
+    options: RunOptions = field(default_factory=lambda: RunOptions())
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +156,7 @@ def _request(
         options.get("attack"),
         parts,
         options.get("metrics", {}),
-        options.get("progress"),
+        options,
     )
 
 
@@ -207,17 +216,28 @@ def _context(request: _Request, data: Prepared) -> tuple[Context, Attackers | No
 
 
 def _play(request: _Request, context: Context, attackers: Attackers | None) -> _Played:
-    """All rounds, until the last or until the method stops."""
-    config = request.config
+    """All rounds, until the last or until the method or a callback stops."""
+    config, options = request.config, request.options
     state, track = RunState.start(config, context, attackers), Track(context.data.centers)
-    best = state.state
-    for t in range(1, config.stop.rounds + 1):
+    start = options.get("warm_start")
+    if start is not None:
+        state = checkpoints.warmed(state, start.models if isinstance(start, Run) else start)
+    best, done, keep = state.state, 0, options.get("checkpoint")
+    run = "" if keep is None else checkpoints.identity(state, request.federation.about(), request.name)
+    if keep is not None:
+        state, best, done = checkpoints.read(Path(keep), run, state, track)
+    progress, callback = options.get("progress"), options.get("callback")
+    for t in range(done + 1, config.stop.rounds + 1):
+        if t > 1 and (config.stop.over(t - 1, track.best) or config.finished(state.state)):
+            break
         state, result = state.round(t)
         if track.add(state, result):
             best = state.state
-        if request.progress is not None:
-            request.progress(t, config.stop.rounds, track.validation[-1])
-        if config.stop.over(t, track.best) or config.finished(state.state):
+        if keep is not None:
+            checkpoints.write(Path(keep), run, state, best, track)
+        if progress is not None:
+            progress(t, config.stop.rounds, track.validation[-1])
+        if callback is not None and callback(track.report(state, config.stop.rounds)):
             break
     return _Played(state, best if config.stop.restore_best else state.state, track)
 

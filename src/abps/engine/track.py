@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -29,6 +30,36 @@ DECISIONS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class TrackRecord:
+    """The numbers of all rounds so far, to write down: per round and center, or per round."""
+
+    validation: NDArray[np.float64]
+    test: NDArray[np.float64]
+    rest: NDArray[np.int8]
+    partners: NDArray[np.float64]
+    judged: NDArray[np.float64]
+    best: int
+
+
+@dataclass(frozen=True, eq=False)
+class RoundReport:
+    """What a callback gets after a round: of ``rounds`` at most.
+
+    validation, test: (centers,) the main score.  rest: (centers,) why a center rested, "" where it did not.
+    bytes: sent and received in this round.  models: (centers, P) of methods that have weights.
+    """
+
+    round: int
+    rounds: int
+    centers: tuple[str, ...]
+    validation: NDArray[np.float64]
+    test: NDArray[np.float64]
+    rest: tuple[str, ...]
+    bytes: int
+    models: NDArray[np.float32] | None
+
+
 class Track:
     """Scores, rests, partners and decisions, round by round.
 
@@ -45,6 +76,7 @@ class Track:
         self._scores: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         self._judged: list[float] = []
         self._decisions: list[tuple[int, Decisions]] = []
+        self._before: list[pl.DataFrame] = []
 
     def add(self, state: RunState, result: RoundResult) -> bool:
         """Note a round; True if it is the best so far on validation rows, by what the method goes by."""
@@ -69,6 +101,34 @@ class Track:
         if better:
             self.best = t
         return better
+
+    def report(self, state: RunState, rounds: int) -> RoundReport:
+        """The last round, for a callback."""
+        causes = {int(cause): cause.key for cause in CAUSES}
+        spent, models = state.ledger.rounds[-1], getattr(state.state, "models", None)
+        return RoundReport(
+            len(self._scores),
+            rounds,
+            self.centers,
+            *self._scores[-1],
+            tuple(causes.get(int(r), "") for r in self._rest[-1]),
+            spent.directed + spent.control,
+            models,
+        )
+
+    def record(self) -> TrackRecord:
+        """All numbers so far."""
+        validation, test = (np.stack(each) for each in zip(*self._scores))
+        each = (np.stack(self._rest), np.array(self.partners), np.array(self._judged))
+        return TrackRecord(validation, test, *each, self.best)
+
+    def restore(self, record: TrackRecord, decisions: pl.DataFrame) -> None:
+        """Go on from what was written."""
+        self._scores = list(zip(record.validation, record.test))
+        self.validation = [mean_over_centers(each)[0] for each in record.validation]
+        self.test = [mean_over_centers(each)[0] for each in record.test]
+        self._rest, self.partners = list(record.rest), record.partners.tolist()
+        self._judged, self.best, self._before = record.judged.tolist(), record.best, [decisions]
 
     def rest_shares(self) -> RestShares:
         """Shares of center-rounds without a partner, by cause."""
@@ -107,7 +167,7 @@ class Track:
     def decisions(self) -> pl.DataFrame:
         """The audit trail: one row per decision."""
         names = np.array([*self.centers, None], dtype=object)  # -1: nobody in particular
-        frames = [
+        frames = self._before + [
             pl.DataFrame(
                 {
                     "round": np.full(len(d.center), t, dtype=np.int32),

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from abps.core import streams
 from abps.core.arrays import Weights, repeated
+from abps.core.errors import RequestError
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.methods.base import Context, Floats, Ints, Kind, Method, Wire
 from abps.wire.codecs import codec
@@ -42,7 +45,12 @@ class Server:
 
 @dataclass(frozen=True)
 class StarMethod(Method, ABC):
-    """Every center sends one or more messages up, and receives as many, unless ``answers`` says otherwise."""
+    """Every center sends one or more messages up, and receives as many, unless ``answers`` says otherwise.
+
+    participation: share of the centers that take part in a round, drawn anew for each; in simulations.
+    """
+
+    participation: float = 1.0
 
     #: How many messages go up in a round.
     messages: ClassVar[int] = 1
@@ -60,10 +68,33 @@ class StarMethod(Method, ABC):
     #: What the server's memory is, for methods that have one.
     keeps: ClassVar[type | None] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.participation <= 1:
+            raise RequestError(f"participation={self.participation}: a share, choose above 0 up to 1")
+        if self.participation < 1 and (self.asks or self.privacy.secure):
+            raise RequestError(
+                f"participation={self.participation}: sums that are exact or masked need every center; "
+                "leave participation out"
+            )
+
     @property
     def kind(self) -> Kind:
         """To a server."""
         return "star"
+
+    def between_sites(self) -> str:
+        """Sites take part in every round that they can."""
+        return "" if self.participation == 1 else "participation is for simulations; leave it out"
+
+    def taking_part(self, context: Context, t: int) -> NDArray[np.bool_]:
+        """(n,) who takes part in round t."""
+        chosen = np.ones(context.n, dtype=bool)
+        if self.participation < 1:
+            count = max(1, round(self.participation * context.n))
+            draw = streams.uniforms(context.seed, "participation", t, context.ids)
+            chosen[np.argsort(draw, kind="stable")[count:]] = False
+        return chosen
 
     @property
     def remembers(self) -> bool:
@@ -148,3 +179,13 @@ def to_everyone(reply: Weights, trusted: Ints, n: int) -> Weights:
 def with_notes(sent: tuple[Weights, ...], notes: Floats) -> tuple[Weights, ...]:
     """Messages, and the numbers beside them."""
     return (*sent, notes.astype(np.float32))
+
+
+def rows_of(chosen: NDArray[np.bool_], new: Any, old: Any) -> Any:
+    """A state with the rows of one where ``chosen`` (n,) says so, and those of another elsewhere."""
+    if isinstance(new, np.ndarray) and new.shape[:1] == chosen.shape and isinstance(old, np.ndarray):
+        return np.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+    if is_dataclass(new) and type(new) is type(old):
+        parts = {f.name: rows_of(chosen, getattr(new, f.name), getattr(old, f.name)) for f in fields(new)}
+        return replace(new, **parts)  # type: ignore[type-var]
+    return new
