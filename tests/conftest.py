@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,14 @@ from abps.models.training import Training
 #: Open clinical data, beside the project.
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
+#: A browser that reaches nothing but this machine.
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]  # fmt: skip
+
 # Machines differ and are shared: no test may fail because a single example was slow. The same examples
 # every time: a red build must be red again when somebody looks into it.
 settings.register_profile("abps", deadline=None, derandomize=True)
@@ -40,6 +49,20 @@ def one_thread():
 def same_draws():
     """What draws without a seed of its own draws the same every time."""
     torch.manual_seed(20)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real browser for the pages."""
+    if not Path(CHROMIUM).exists():
+        if os.environ.get("CI"):
+            pytest.fail(f"in CI a browser must be there: no {CHROMIUM}")
+        pytest.skip(f"no browser at {CHROMIUM}")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
-"""A real server of the app, and a real browser that reaches nothing but this machine."""
+"""A real server of the app."""
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,13 +9,6 @@ import pytest
 
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
-
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]  # fmt: skip
 
 
 @dataclass
@@ -60,16 +52,3 @@ def serve(tmp_path):
         server.process.terminate()
         server.process.wait(30)
         server.process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not Path(CHROMIUM).exists():
-        if os.environ.get("CI"):
-            pytest.fail(f"in CI a browser must be there: no {CHROMIUM}")
-        pytest.skip(f"no browser at {CHROMIUM}")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()

@@ -27,16 +27,13 @@ SHOWN = 300
 #: What a hospital can decide about a study.
 DECISIONS = ("approve", "refuse", "withdraw")
 
-#: A check of the kit that found something that fails.
-FAILED = 3
 
-
-async def _site(request: Request, *words: str, also: tuple[int, ...] = (0,)) -> Any:
-    """What a command of ``abps site`` says as JSON; its refusal becomes the page's sentence."""
+async def _site(request: Request, *words: str) -> Any:
+    """What a command of ``abps site`` says as JSON, good or bad; its refusal becomes the page's sentence."""
     kit: Path = request.app.state.kit
     arguments = ["site", words[0], str(kit), *words[1:], "--json"]
     found = await to_thread.run_sync(lambda: run_now(arguments, kit.parent))
-    if found.returncode not in also:
+    if not found.stdout.strip():
         raise RequestError(last_sentence(found.stderr))
     return json.loads(found.stdout.strip().splitlines()[-1])
 
@@ -47,7 +44,9 @@ async def _proposals(request: Request) -> list[dict[str, Any]]:
     for each in found:
         made = each["decision"]
         each["study"] = each["terms"]["study"]
-        each["decision"] = made and f"{made['what']}, {made['by']}, {made['at']}"
+        each["decision"] = made and ", ".join(
+            made[name] for name in ("what", "by", "at", "reason") if made[name]
+        )
     return found[::-1]
 
 
@@ -59,7 +58,7 @@ async def overview(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """The checks of this kit: certificate days, clock, disk, versions, table."""
-    found = await _site(request, "check", also=(0, FAILED))
+    found = await _site(request, "check")
     return page(request, "console_rows.html", title=WORDS["console"]["ready"], rows=found["checks"], note="")
 
 
@@ -114,7 +113,7 @@ def _plain(value: Any) -> str:
 async def log(request: Request) -> Response:
     """The signed log of a study: verified, and searched."""
     study, wanted = request.path_params["study"], request.query_params.get("search", "").casefold()
-    verified = await _site(request, "verify", "--study", study, also=(0, 1, 2, FAILED))
+    verified = await _site(request, "verify", "--study", study)
     with tempfile.TemporaryDirectory() as folder:
         await _site(request, "export", "--study", study, "--out", f"{folder}/export")
         with Path(folder, "export", "audit.csv").open(encoding="utf-8", newline="") as stream:

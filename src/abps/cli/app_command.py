@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from abps.core.errors import RequestError
+
+
+def need_pages() -> None:
+    """Say what to install where the pages' server is not."""
+    for name in ("starlette", "uvicorn", "python_multipart", "psutil"):
+        if importlib.util.find_spec(name) is None:
+            raise RequestError(f"the pages need {name}; run: pip install 'abps[app]'")
 
 
 def app(
@@ -25,9 +33,8 @@ def app(
 
     Example: abps app
     """
-    try:
-        from abps.app.analyst import routes
-        from abps.app.serve import private_folder, serve
-    except ModuleNotFoundError as error:
-        raise RequestError(f"the pages need {error.name}: pip install 'abps[app]'") from error
+    need_pages()
+    from abps.app.analyst import routes
+    from abps.app.serve import private_folder, serve
+
     serve("abps", routes(), port, show, home=private_folder(out).resolve())

@@ -45,6 +45,7 @@ METHOD = "abps-plus"
 Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
 Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]
 By = Annotated[str, typer.Option(help="Name of the person who decides; it is recorded.")]
+Reason = Annotated[str, typer.Option(help="Why; it is recorded.")]
 
 
 def register(app: typer.Typer) -> None:

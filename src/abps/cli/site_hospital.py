@@ -16,9 +16,11 @@ import typer
 
 from abps import files
 from abps.cli import options
+from abps.cli.app_command import need_pages
 from abps.cli.site_command import (
     By,
     Kit,
+    Reason,
     Study,
     emit,
     local,
@@ -282,6 +284,7 @@ def approve(
     proposal: Annotated[
         str | None, typer.Option(help="Digest of the proposal that you read, as `proposals` shows it.")
     ] = None,
+    reason: Reason = "",
     as_json: options.Json = False,
 ) -> None:
     """Approve a study that was proposed to this site. Without it nothing leaves.
@@ -299,7 +302,7 @@ def approve(
             f"say which proposal you read with --proposal DIGEST{latest}; `abps site proposals {kit}` shows "
             "what it asks for"
         )
-    _decide(kit, study, JournalEvent.APPROVED, by, proposal, as_json)
+    _decide(kit, study, JournalEvent.APPROVED, by, proposal, reason, as_json)
 
 
 def refuse(
@@ -309,16 +312,17 @@ def refuse(
     proposal: Annotated[
         str | None, typer.Option(help="Beginning of a proposal's digest (default: the latest).")
     ] = None,
+    reason: Reason = "",
     as_json: options.Json = False,
 ) -> None:
     """Refuse a study that was proposed to this site.
 
     Example: abps site refuse kits/north icu --by "Dr. Ada Example"
     """
-    _decide(kit, study, JournalEvent.REFUSED, by, proposal, as_json)
+    _decide(kit, study, JournalEvent.REFUSED, by, proposal, reason, as_json)
 
 
-def withdraw(kit: Kit, study: Named, by: By, as_json: options.Json = False) -> None:
+def withdraw(kit: Kit, study: Named, by: By, reason: Reason = "", as_json: options.Json = False) -> None:
     """Take this site out of a study: from the next round on it takes no part.
 
     It holds for every proposal of the study, until one is approved again. What partners have learned from
@@ -326,13 +330,14 @@ def withdraw(kit: Kit, study: Named, by: By, as_json: options.Json = False) -> N
 
     Example: abps site withdraw kits/north icu --by "Dr. Ada Example"
     """
-    _decide(kit, study, JournalEvent.WITHDRAWN, by, None, as_json)
+    _decide(kit, study, JournalEvent.WITHDRAWN, by, None, reason, as_json)
 
 
-def _decide(kit: Path, study: str, verdict: JournalEvent, by: str, digest: str | None, as_json: bool) -> None:
-
+def _decide(
+    kit: Path, study: str, verdict: JournalEvent, by: str, digest: str | None, reason: str, as_json: bool
+) -> None:
     own = own_file(kit)
-    done = approval.decide(Path(own.store), own.journal(kit), study, verdict, by, digest)
+    done = approval.decide(Path(own.store), own.journal(kit), study, verdict, by, digest, reason)
     if as_json:
         typer.echo(json.dumps(done.to_json()))
     else:
@@ -344,6 +349,26 @@ def _show_proposal(each: ProposalRecord) -> None:
     decision = "waits for a decision" if line is None else f"{line.what} by {line.facts['by']} on {line.at}"
     head = {"proposal": each.proposal.digest()[:16], "operator": each.operator, "arrived": each.at}
     show({**head, **each.proposal.terms(), "decision": decision})
+
+
+def console(
+    kit: Kit,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
+    show_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+) -> None:
+    """Read proposals, see what would leave, decide, and search the signed log, in the browser.
+
+    Serves on this machine alone (127.0.0.1), to the one browser that opens the printed address. The same
+    rules hold as for the commands.
+
+    Example: abps site console kits/north
+    """
+    own_file(kit)  # a folder that is no kit ends here
+    need_pages()
+    from abps.app.console import routes
+    from abps.app.serve import serve
+
+    serve(f"abps · {kit.resolve().name}", routes(), port, show_page, kit=kit.resolve())
 
 
 def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
@@ -539,5 +564,5 @@ def install(
 
 COMMANDS = (
     init, start, check, share, preview, proposals, approve, refuse, withdraw, status, export,
-    verify, backup, restore, request, install,
+    verify, backup, restore, request, install, console,
 )  # fmt: skip

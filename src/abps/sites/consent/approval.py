@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,12 @@ class ProposalRecord:
             "operator": self.operator,
             "at": self.at,
             "terms": self.proposal.terms(),
-            "decision": None if line is None else {"what": line.what, "by": line.facts["by"], "at": line.at},
+            "decision": line and {"what": line.what, "at": line.at, "by": "", "reason": "", **_said(line)},
         }
+
+
+def _said(line: JournalLine) -> dict[str, str]:
+    return {name: str(line.facts[name]) for name in ("by", "reason") if name in line.facts}
 
 
 def keep(folder: Path, journal: Journal, signed: SignedProposal, operator: str) -> None:
@@ -103,7 +107,13 @@ def proposals(folder: Path, journal: Journal, study: str | None = None) -> list[
 
 
 def decide(
-    folder: Path, journal: Journal, study: str, decision: JournalEvent, by: str, digest: str | None = None
+    folder: Path,
+    journal: Journal,
+    study: str,
+    decision: JournalEvent,
+    by: str,
+    digest: str | None = None,
+    reason: str = "",
 ) -> ProposalRecord:
     """Record a person's decision: about a study's latest proposal, or the one whose digest begins so."""
     if not by.strip():
@@ -122,8 +132,20 @@ def decide(
             f"no proposal of a study {study!r} has arrived here{which} (studies that have: {names})"
         )
     latest = chosen[-1]
-    line = journal.write(decision, study=study, proposal=latest.proposal.digest(), by=by.strip())
+    why = {"reason": reason.strip()} if reason.strip() else {}
+    line = journal.write(decision, study=study, proposal=latest.proposal.digest(), by=by.strip(), **why)
     return replace(latest, decision=line)
+
+
+def approvers(lines: Sequence[JournalLine], study: str, digest: str) -> set[str]:
+    """Who has approved a proposal since it was last refused or withdrawn from, each person once."""
+    found: set[str] = set()
+    for line in lines:
+        if line.what == JournalEvent.APPROVED and line.facts.get("proposal") == digest:
+            found.add(" ".join(str(line.facts["by"]).casefold().split()))
+        elif line.what in (JournalEvent.REFUSED, JournalEvent.WITHDRAWN) and line.facts.get("study") == study:
+            found.clear()
+    return found
 
 
 class Consent:
@@ -176,6 +198,14 @@ class Consent:
         if event in _CODES:
             by, study = held.facts["by"], self.proposal.study
             raise DeclineError(_CODES[event], f"the study {study!r} was {event} here by {by} on {held.at}")
+        if event is JournalEvent.APPROVED and held.facts["by"] != AUTOMATIC:
+            known = approvers(self.journal.lines(), self.proposal.study, self.proposal.digest())
+            if len(known) < self.policy.people:
+                raise DeclineError(
+                    DeclineCode.APPROVAL,
+                    f"{len(known)} of {self.policy.people} people have approved {self.proposal.study!r}; "
+                    "another person decides with `abps site approve`",
+                )
         return held
 
     def members(self, roster: Collection[str]) -> None:

@@ -49,6 +49,7 @@ class Policy:
     epochs, rounds: the most local epochs in a round, and rounds of a study.
     hours: how long one job may run here.  bytes: the most that may leave this site in a study.
     floor: the minimum cell size, in patients; a codebook may ask for more, not for less.
+    people: how many different people must approve a study (2: four eyes).
     """
 
     approve: Literal["ask", "auto"] = "ask"
@@ -62,6 +63,7 @@ class Policy:
     hours: float = 48.0
     bytes: int = 2_000_000_000
     floor: int = MIN_CELL
+    people: int = 1
 
     def __post_init__(self) -> None:
         validate(self)
