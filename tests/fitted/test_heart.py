@@ -21,7 +21,7 @@ def test_the_card_of_uci_heart_is_complete(data, tmp_path):
             "Intended use", "Cohort and flow", "Predictors and missing values", "How it was made",
             "Performance on patients the model had not seen", "Alone or together", "Calibration",
             "Decisions and thresholds", "Subgroups",
-            "What every column adds", "Limits and versions", "What only people can answer",
+            "What every column adds", "Limits and versions", "Checklist of TRIPOD+AI",
         ):  # fmt: skip
             assert f"## {title}" in card
         assert f"disease at {center}" in card and "nan" not in card and "None" not in card

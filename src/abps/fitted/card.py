@@ -21,6 +21,7 @@ from abps.evaluate.verdicts import HospitalVerdict
 from abps.fitted.curves import ChartLine, ColumnEffect, above, chart, effects
 from abps.fitted.evaluation import ModelEvaluation, ScoreInterval
 from abps.fitted.fit import ALONE, FitResult
+from abps.fitted.guidelines import checklist
 from abps.fitted.model import FittedModel
 
 #: Curves that the card itself shows; all are in the folder.
@@ -79,7 +80,7 @@ def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
         ]
     else:
         results = [_scores(both, model), *_alone(fitted, model)]
-    return [
+    sections = [
         _use(fitted, model),
         _cohort(fitted, model),
         _predictors(model),
@@ -87,8 +88,8 @@ def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
         *results,
         *_curves(model),
         _limits(fitted, model),
-        _people(),
     ]
+    return [*sections, _checklist(sections)]
 
 
 def _both(fitted: FitResult, model: FittedModel) -> list[tuple[str, ModelEvaluation]]:
@@ -240,7 +241,8 @@ def _making(fitted: FitResult, model: FittedModel) -> CardSection:
             f"{number(making.sent)} bytes in all, with {making.partners:.2f} partners per hospital and round "
             "on average. "
         )
-    words += f"The model has {size} numbers. Every setting stands in model.json."
+    words += f"The model has {size} numbers. Every setting stands in model.json. "
+    words += "Rows are used as they are: rare outcomes get no extra weight."
     again = {
         "none": "Rows that the model had not seen gave no reason to recalibrate."
         if model.outcome.binary
@@ -248,7 +250,9 @@ def _making(fitted: FitResult, model: FittedModel) -> CardSection:
         "intercept": "The level of the probabilities was shifted.",
         "intercept and slope": "Level and spread of the probabilities were refitted.",
     }[model.recalibration.kind]
-    return CardSection("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(making.measured)))
+    return CardSection(
+        "How it was made", "12, 13, 16, 21, 22", (Text(words), Text(again), Text(making.measured))
+    )
 
 
 def _performance(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
@@ -427,20 +431,10 @@ def _limits(fitted: FitResult, model: FittedModel) -> CardSection:
     return CardSection("Limits and versions", "18, 24, 25, 26", blocks)
 
 
-def _people() -> CardSection:
-    asked = (
-        ("2", "a structured summary"),
-        ("3", "why this prediction is wanted, and what is known already"),
-        ("10", "why this sample size is enough"),
-        ("13", "whether class imbalance was handled (it was not: rows are used as they are)"),
-        ("17", "who approved the use of the data"),
-        ("18", "funding, interests, protocol, registration, where data and code can be had"),
-        ("19", "how patients and the public were involved"),
-    )
-    words = Text("No table answers these items of the guideline. They are open until somebody answers them.")
-    return CardSection(
-        "What only people can answer", "2, 3, 10, 13, 17, 18, 19", (words, Grid(("item", "asks"), asked))
-    )
+def _checklist(sections: Sequence[CardSection]) -> CardSection:
+    rows = checklist({section.title: section.items for section in sections})
+    header = ("item", "asks", "where", "state")
+    return CardSection("Checklist of TRIPOD+AI", "", (Grid(header, rows),))
 
 
 def number(value: float) -> str:
@@ -516,7 +510,9 @@ def markdown(title: str, sections: Sequence[CardSection]) -> str:
     """The card as Markdown; drawings are files beside it."""
     lines = [f"# {_md(title)}", ""]
     for section in sections:
-        lines += [f"## {_md(section.title)}", "", f"*TRIPOD+AI items {section.items}*", ""]
+        lines += [f"## {_md(section.title)}", ""]
+        if section.items:
+            lines += [f"*TRIPOD+AI items {section.items}*", ""]
         for block in section.blocks:
             if isinstance(block, Text):
                 lines += [_md(block.words), ""]
@@ -561,7 +557,8 @@ def page(title: str, sections: Sequence[CardSection]) -> str:
     ]
     for section in sections:
         parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
-        parts.append(f"<p><small>TRIPOD+AI items {html.escape(section.items)}</small></p>")
+        if section.items:
+            parts.append(f"<p><small>TRIPOD+AI items {html.escape(section.items)}</small></p>")
         for block in section.blocks:
             if isinstance(block, Text):
                 parts.append(f"<p>{html.escape(block.words)}</p>")

@@ -15,6 +15,7 @@ from abps.fitted.card import CardFigure, adds_to, card, draw, markdown, page
 from abps.fitted.curves import effects
 from abps.fitted.fit import FitResult
 from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
+from abps.fitted.guidelines import front_matter
 from abps.fitted.portable import to_onnx
 
 
@@ -40,7 +41,7 @@ def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict
             files.folder(place)
             sections = card(fitted, model)
             title = f"Model card: {model.label} at {model.center}"
-            files.write_text(place / "card.md", markdown(title, sections))
+            files.write_text(place / "card.md", front_matter(fitted, model) + markdown(title, sections))
             files.write_text(place / "card.html", page(title, sections))
             for section in sections:
                 for block in section.blocks:
