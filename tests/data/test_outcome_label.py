@@ -131,7 +131,7 @@ def test_words_for_outcomes() -> None:
 
 
 def test_a_federation_keeps_its_outcome_on_disk(tmp_path: Path) -> None:
-    from abps.study.cache import read_federation, write_federation
+    from abps.study.records import read_federation, write_federation
 
     fed = read(table(), tmp_path, label="died", duration="days", drop=("kind", "stay"))
     write_federation(tmp_path, fed)

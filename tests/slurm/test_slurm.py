@@ -12,11 +12,11 @@ from rich.console import Console
 import abps
 from abps.cli.main import main
 from abps.core.errors import RequestError
+from abps.study import slurm as slurm_module
 from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder
-from abps.study.workers import slurm as slurm_module
-from abps.study.workers.slurm import Slurm
+from abps.study.slurm import Slurm
 from slurm.cluster import cluster, missing
 
 DATA = "icu-synthetic:centers=8,stays=800"

@@ -47,7 +47,7 @@ def workers_of(root):
             words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
         except OSError:
             continue
-        if b"abps.study.workers.worker" in words and str(root).encode() in words:
+        if b"abps.study.workers" in words and str(root).encode() in words:
             found.append(process.name)
     return found
 

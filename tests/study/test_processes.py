@@ -17,8 +17,8 @@ from abps.study.execute import conduct
 from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder
-from abps.study.workers.processes import LocalExecutor, run_local, share_cores
-from abps.study.workers.worker import own_cores
+from abps.study.slurm import own_cores
+from abps.study.workers import LocalExecutor, run_local, share_cores
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
 
@@ -101,7 +101,7 @@ class Assassin(StudyProgress):
                         parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
                     except OSError:
                         continue
-                    if b"abps.study.workers.worker" in words and int(parent) == os.getpid():
+                    if b"abps.study.workers" in words and int(parent) == os.getpid():
                         os.kill(int(process.name), signal.SIGKILL)
 
 
@@ -109,10 +109,8 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path):
     plan = make_plan(Request((SMALL,), ("local", "fedavg"), (1,), 30))
     study = StudyFolder(tmp_path / "s")
     study.open(plan)
-    from abps.study.cache import ensure
-
     for federation in plan.federations.values():
-        ensure(study.cache, federation)
+        study.keep(federation)
     progress = Assassin(plan.runs, Console(file=io.StringIO()))
     run_local(study, plan.runs, progress, jobs=1)
     assert progress.done_it
@@ -139,8 +137,8 @@ def test_time_left_is_estimated_from_what_was_seen():
     for run in plan.runs:
         progress.waiting(run)
     assert progress.seconds_left() is None
-    progress.done(plan.runs[0], 0.7, 0.0, 10.0)
-    progress.done(plan.runs[1], 0.7, 1.0, 30.0)
+    progress.done(plan.runs[0], 0.7, 10.0)
+    progress.done(plan.runs[1], 0.7, 30.0)
     assert progress.seconds_left() == pytest.approx(10.0 + 30.0)
     progress.lanes(2)
     assert progress.seconds_left() == pytest.approx(20.0)
@@ -151,7 +149,6 @@ def test_the_live_table_shows_where_things_stand():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
     with StudyProgress(plan.runs, console) as progress:
-        progress.done(plan.runs[0], 0.7123, 0.0, 1.0)
+        progress.done(plan.runs[0], 0.7123, 1.0)
         progress.round(plan.runs[1], 1, 4)
-        console.print(progress._render())
     assert "0.7123" in screen.getvalue() and "1 of 2 runs" in screen.getvalue()

@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.study import cache as data_cache
 from abps.study.plan import Request, Source, identity, key_of, make_plan
-from abps.study.records import DECISIONS, RECEIPT, RESULT, SCORES, StudyFolder, look, write_run
+from abps.study.records import (
+    DECISIONS,
+    RECEIPT,
+    RESULT,
+    SCORES,
+    Damaged,
+    StudyFolder,
+    look,
+    read_federation,
+    write_run,
+)
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
 
@@ -177,6 +186,35 @@ def test_a_plan_edited_by_hand_is_noticed(plan, tmp_path):
         study.read()
 
 
+def rewritten(study, **changes):
+    """The plan of a study with other content, and a digest that fits."""
+    document = json.loads(study.path.read_text())
+    del document["digest"]
+    document |= changes
+    study.path.write_text(json.dumps(document | {"digest": key_of(document)}))
+
+
+def test_a_study_of_an_older_version_is_read_with_what_it_says_more(plan, tmp_path):
+    study = StudyFolder(tmp_path / "s")
+    study.open(plan)
+    document = json.loads(study.path.read_text())
+    older = [run | {"leave_out": 0} for run in document["runs"]]
+    rewritten(study, runs=older, request=document["request"] | {"leave_out": 0})
+    assert [run.key for run in study.runs()] == [run.key for run in plan.runs]
+    assert study.open(plan) == []
+
+
+def test_a_study_of_another_format_is_refused_and_stays_as_it_is(plan, tmp_path):
+    study = StudyFolder(tmp_path / "s")
+    study.open(plan)
+    rewritten(study, schema="abps.study/0")
+    before = study.path.read_bytes()
+    for ask in (study.read, lambda: study.open(plan)):
+        with pytest.raises(RequestError, match=r"another version .* or compare into a new folder"):
+            ask()
+    assert study.path.read_bytes() == before
+
+
 def test_left_overs_of_a_killed_process_are_removed_and_strangers_named(plan, tmp_path):
     study = StudyFolder(tmp_path / "s")
     study.open(plan)
@@ -206,23 +244,24 @@ def test_two_processes_do_not_share_a_study(plan, tmp_path):
 
 @pytest.mark.parametrize("data", ["icu-synthetic:centers=8,stays=800", "fedprox-synthetic:centers=6"])
 def test_a_stored_federation_is_the_same_federation(tmp_path, data):
-    federation = Source(data).load()
-    assert data_cache.ensure(tmp_path, federation) == ""
-    again = data_cache.read_federation(tmp_path, federation.fingerprint())
-    assert again.fingerprint() == federation.fingerprint()
+    federation, study = Source(data).load(), StudyFolder(tmp_path)
+    assert study.keep(federation) == ""
+    again = read_federation(study.cache, federation.fingerprint())
+    assert again.fingerprint() == federation.fingerprint() and again.outcome == federation.outcome
     assert again.features.equals(federation.features) and again.centers == federation.centers
-    assert (tmp_path / federation.fingerprint()).stat().st_mode & 0o077 == 0
+    assert again.left_out == federation.left_out and again.groups == federation.groups
+    assert (study.cache / federation.fingerprint()).stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("name", ["features.parquet", "arrays.npz", "federation.json"])
+@pytest.mark.parametrize("name", ["features.parquet", "rows.parquet", "federation.json"])
 def test_damaged_data_are_named_and_written_anew(tmp_path, name):
-    federation = SMALL.load()
-    data_cache.ensure(tmp_path, federation)
-    path = tmp_path / federation.fingerprint() / name
+    federation, study = SMALL.load(), StudyFolder(tmp_path)
+    study.keep(federation)
+    path = study.cache / federation.fingerprint() / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
-    with pytest.raises(data_cache.Unusable, match=federation.fingerprint()):
-        data_cache.read_federation(tmp_path, federation.fingerprint())
-    assert "written anew" in data_cache.ensure(tmp_path, federation)
-    data_cache.read_federation(tmp_path, federation.fingerprint())
+    with pytest.raises(Damaged, match=federation.fingerprint()):
+        read_federation(study.cache, federation.fingerprint())
+    assert "written anew" in study.keep(federation)
+    read_federation(study.cache, federation.fingerprint())

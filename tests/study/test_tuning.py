@@ -14,8 +14,8 @@ from abps.core.errors import RequestError
 from abps.methods.catalog import CATALOG, REFERENCES
 from abps.methods.fedavg import FedAvg
 from abps.methods.settings import configure
-from abps.study.plan import Choice, Trial
-from abps.study.tuning import MOST, combinations, tuning_seeds, words_of
+from abps.study.plan import Choice, Trial, tuning_seeds
+from abps.study.tuning import MOST, combinations, words_of
 
 SMALL = {"batch": 64, "hidden": (8,)}
 

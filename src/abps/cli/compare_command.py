@@ -69,24 +69,19 @@ def compare(
     """
     from abps.cli.check_command import announce
     from abps.cli.study_outcome import finish
-    from abps.methods.catalog import REFERENCES
     from abps.study.execute import Executor
-    from abps.study.plan import Plan, Request, Source, expand_methods
-    from abps.study.tuning import tuning_seeds
-    from abps.study.workers.processes import run_local
-    from abps.study.workers.slurm import Slurm, run_slurm
+    from abps.study.plan import Plan, Source, request_of
+    from abps.study.slurm import Slurm, run_slurm
+    from abps.study.workers import run_local
 
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")
-    if jobs is not None and jobs < 1:
-        raise RequestError(f"--jobs {jobs}: choose at least 1")
     sources = tuple(Source(each, columns.roles(), columns.min_stays) for each in data or ["icu-synthetic"])
-    words, compared = split(methods), read_seeds(seeds)
-    tuning = tuning_seeds(read_seeds(tune_seeds) if tune_seeds else tune, compared)
-    request = Request(
-        sources, expand_methods(words), compared, rounds, options.settings(set_, model),
-        read_vary(vary or []), REFERENCES if references else (), folds, attack, tuning,
-        split(subgroups),
+    words = split(methods)
+    request = request_of(
+        sources, words, read_seeds(seeds), rounds=rounds, settings=options.settings(set_, model),
+        vary=read_vary(vary or []), references=references, folds=folds, attack=attack,
+        tune=read_seeds(tune_seeds) if tune_seeds else tune, subgroups=split(subgroups),
     )  # fmt: skip
     slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
     compute: Executor = functools.partial(run_local, jobs=jobs)

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from abps.cli import options
-from abps.study.workers.processes import LocalExecutor
+from abps.study.workers import LocalExecutor
 
 #: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
 METHODS: Final = ("local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")

@@ -20,8 +20,8 @@ from abps.report.answer import bytes_of, computing_words
 from abps.report.build import Report, Section
 from abps.report.study_tables import brief, spoken
 from abps.report.tables import number
-from abps.study.compare import load_study, run_study
-from abps.study.execute import Executor, StudyOutcome
+from abps.study.compare import load_study
+from abps.study.execute import Executor, StudyOutcome, run_study
 from abps.study.plan import Plan, Request
 
 #: Columns of a table where there is no terminal.

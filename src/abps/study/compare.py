@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 
@@ -25,14 +25,13 @@ from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.engine.result import Accuracy, Run
 from abps.methods.base import Method
-from abps.methods.catalog import REFERENCES, find
-from abps.study.execute import Executor, StudyOutcome, computed, conduct
-from abps.study.plan import NONE, Plan, PlannedRun, Request, Source, expand_methods, make_plan
+from abps.methods.catalog import find
+from abps.study.execute import Executor, run_study
+from abps.study.plan import Plan, PlannedRun, Request, Source, StudyOptions, make_plan, request_of
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder, StudyRecord, record_of
-from abps.study.tuning import in_folder, tuned, tuning_seeds
-from abps.study.workers.processes import note, run_local
-from abps.study.workers.worker import Runner
+from abps.study.tuning import tuned
+from abps.study.workers import Runner, computed, note, run_local
 
 if TYPE_CHECKING:
     from abps.report.build import Report
@@ -142,73 +141,27 @@ def load_study(root: Path | str) -> Study:
     return Study(record, tuple(there), tuple(absent), folder.root)
 
 
-def run_study(
-    request: Request,
-    words: Sequence[str],
-    out: Path,
-    executor: Executor,
-    own: Mapping[str, Method] = NONE,
-    given: Sequence[Federation] = (),
-    elsewhere: bool = True,
-    before: Callable[[Plan], None] | None = None,
-) -> StudyOutcome:
-    """Plan a request, tune its methods if it asks for that, and compute what its folder lacks.
-
-    words: the methods as they were asked for.  own, given: methods and federations that only this process
-    knows.  elsewhere: the executor's processes are not this one.  before: called with the plan.
-    """
-    plan = make_plan(request, words, own, given)
-    if before is not None:
-        before(plan)
-    plan = tuned(plan, in_folder(request, out, executor, elsewhere), words, own)
-    return conduct(plan, out, executor, elsewhere)
-
-
 def compare(
     federation: Federation | Sequence[Federation],
     methods: Sequence[str | Method] | Mapping[str, str | Method],
     seeds: Sequence[int] = SEEDS,
-    *,
-    rounds: int | None = None,
-    model: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    vary: Mapping[str, Sequence[Any]] | None = None,
     out: Path | str | None = None,
     jobs: int | None = None,
-    references: bool | Sequence[str] = True,
-    folds: int | None = None,
-    tune: bool | Sequence[int] = False,
-    subgroups: Sequence[str] = (),
+    **options: Unpack[StudyOptions],
 ) -> Study:
     """Run methods in folds and repeats and hold them against each other.
 
     methods: names (also ``package.module:CONFIG``, ``paper`` and ``all``) or configurations; a mapping gives
     configurations names of their own.
     seeds: one per repeat; each divides the patients anew.
-    model, settings, vary: replaced in every method that has them; ``vary`` makes a row for each value.
     out: a folder that keeps the runs; asked for again, what is finished is not computed twice. Without one
     the runs live in memory.
     jobs: compute in so many processes, each with its own cores; needs ``out``, and methods with a name.
-    references: also run what a hospital alone, pooled rows and a federated regression would give; or which.
-    folds: every patient is scored out of so many folds (default 5; 1: the test rows of one split).
-    tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
-    on validation rows.
-    subgroups: columns by which accuracy is shown, besides sex and age where they are found.
+    options: see :class:`~abps.study.plan.StudyOptions`.
     """
     federations = (federation,) if isinstance(federation, Federation) else tuple(federation)
     words, own = _named(methods)
-    request = Request(
-        tuple(Source(each.name) for each in federations),
-        tuple(name for word in words for name in ((word,) if word in own else expand_methods([word]))),
-        tuple(seeds),
-        rounds,
-        dict(settings or {}) | ({} if model is None else {"model": model}),
-        {name: tuple(values) for name, values in (vary or {}).items()},
-        (REFERENCES if references else ()) if isinstance(references, bool) else tuple(references),
-        folds,
-        tune=tuning_seeds(tune, seeds),
-        subgroups=tuple(subgroups),
-    )
+    request = request_of([Source(each.name) for each in federations], words, seeds, own, **options)
     if jobs is not None and (out is None or own):
         raise RequestError(f"jobs={jobs}: other processes need a folder (out) and methods that have a name")
     if out is None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from abps.data.federation import Federation
-from abps.engine.crossvalidation import compute
 from abps.engine.result import Run
-from abps.engine.simulate import Progress
 from abps.methods.base import Method
-from abps.study import cache as data_cache
-from abps.study.plan import Plan, PlannedRun
+from abps.study.plan import NONE, Plan, PlannedRun, Request, make_plan
 from abps.study.progress import StudyProgress
-from abps.study.records import StudyFolder
+from abps.study.records import TUNING, StudyFolder
+from abps.study.tuning import tuned
 
 #: Computes runs: given the study, the runs to do and where to report.
 Executor = Callable[[StudyFolder, Sequence[PlannedRun], StudyProgress], None]
@@ -43,7 +41,7 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
         todo = survey(study, plan.runs, progress)
         if todo:
             for federation in plan.federations.values() if elsewhere else ():
-                problem = data_cache.ensure(study.cache, federation)
+                problem = study.keep(federation)
                 if problem:
                     progress.say(problem)
             for run in todo:
@@ -59,7 +57,7 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
                 else:
                     missing.append(run)
         if not missing:  # what is missing may still be computed elsewhere, from this copy
-            data_cache.remove(study.cache)
+            study.drop_data()
         return StudyOutcome(
             planned=len(plan.runs),
             reused=len(plan.runs) - len(todo),
@@ -69,21 +67,13 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
         )
 
 
-def computed(
-    run: PlannedRun, federation: Federation, config: Method, progress: Progress | None = None
-) -> Run:
-    """The result of a planned run: on one split, or in folds."""
-    how = (run.folds, progress, run.method, run.attack, run.subgroups)
-    return compute(federation, config, run.seed, *how)
-
-
 def survey(study: StudyFolder, runs: Sequence[PlannedRun], progress: StudyProgress) -> list[PlannedRun]:
     """The runs that are not there yet; what is damaged or foreign is named."""
     todo = []
     for run in runs:
         found = study.look(run)
         if found.result is not None:
-            progress.there(run, found.result.main.mean, found.result.bytes.vs_fedavg)
+            progress.there(run, found.result.main.mean)
         else:
             todo.append(run)
             if found.problem:
@@ -93,3 +83,34 @@ def survey(study: StudyFolder, runs: Sequence[PlannedRun], progress: StudyProgre
     if todo and len(todo) < len(runs) and progress.console.is_terminal:
         progress.say(f"{len(runs) - len(todo)} of {len(runs)} runs are there already")
     return todo
+
+
+def run_study(
+    request: Request,
+    words: Sequence[str],
+    out: Path,
+    executor: Executor,
+    own: Mapping[str, Method] = NONE,
+    given: Sequence[Federation] = (),
+    elsewhere: bool = True,
+    before: Callable[[Plan], None] | None = None,
+) -> StudyOutcome:
+    """Plan a request, tune its methods if it asks for that, and compute what its folder lacks.
+
+    words: the methods as they were asked for.  own, given: methods and federations that only this process
+    knows.  elsewhere: the executor's processes are not this one.  before: called with the plan.
+    """
+    plan = make_plan(request, words, own, given)
+    if before is not None:
+        before(plan)
+
+    def trials(plan: Plan) -> tuple[list[tuple[PlannedRun, Run]], Mapping[str, str]]:
+        """Tuning runs are kept in a study of their own, inside the folder of the comparison."""
+        StudyFolder(out).admit(request)  # before anything is computed
+        conduct(plan, out / TUNING, executor, elsewhere)
+        folder = StudyFolder(out / TUNING)
+        found = [(run, folder.look(run).result) for run in plan.runs]
+        failed = {run.key: folder.failure(run) or "not computed yet" for run, result in found if not result}
+        return [(run, result) for run, result in found if result is not None], failed
+
+    return conduct(tuned(plan, trials, words, own), out, executor, elsewhere)

@@ -8,10 +8,10 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from abps.checks import quick_check
 from abps.core.errors import RequestError, nearest
@@ -22,7 +22,7 @@ from abps.data.table import load
 from abps.engine.attacks import parse as parse_attack
 from abps.engine.crossvalidation import FOLDS
 from abps.methods.base import Method
-from abps.methods.catalog import CATALOG, find
+from abps.methods.catalog import CATALOG, REFERENCES, find
 from abps.methods.settings import configure, describe, names
 from abps.release import VERSION
 
@@ -39,6 +39,8 @@ PAPER: Final = (*PAPER_ROWS, "centralized", "random-k1", "random-k3", "group-ora
 #: Methods that need a declared group for every center.
 NEEDS_GROUPS: Final = ("group-oracle-k1",)
 
+#: Seeds to tune on, unless others are named; those of the comparison are passed over.
+TUNING_SEEDS: Final = (1001, 1002, 1003, 1004)
 
 #: No configurations besides those that have a name everywhere.
 NONE: Final[Mapping[str, Method]] = MappingProxyType({})
@@ -59,15 +61,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for.
+    """What was asked for, as a study's folder keeps it; :class:`StudyOptions` says what the fields mean.
 
-    settings: replaced in every method that has them.  vary: a setting and its values; a method that has
-    the setting runs once with each value.  references: run beside the methods as they are, whatever is set.
-    folds: score every row once for each seed, out of so many folds; 1: one split, its test rows; None: the
-    default (:func:`folds_of`).
-    attack: members that attack, in every run but the references'.
-    tune: seeds on which every method's grid is tried before; none: methods run as they are.
-    subgroups: columns by which accuracy is shown, besides sex and age.
+    settings: replaced in every method that has them.  references: run beside the methods as they are.
+    folds: 1: one split; None: the default (:func:`folds_of`).  tune: seeds; none: methods run as they are.
     """
 
     sources: tuple[Source, ...]
@@ -96,6 +93,71 @@ class Request:
             twins = [v for v in values if values.count(v) > 1]
             if twins:
                 raise RequestError(f"the {what} {twins[0]} is named twice; name it once")
+
+
+class StudyOptions(TypedDict, total=False):
+    """What few comparisons need.
+
+    model, settings, vary: replaced in every method that has them; ``vary`` makes a row for each value.
+    references: also run what a hospital alone, pooled rows and a federated regression would give; or which.
+    folds: every patient is scored out of so many folds (default 5; 1: the test rows of one split).
+    tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
+    on validation rows.
+    subgroups: columns by which accuracy is shown, besides sex and age where they are found.
+    attack: members that attack, as ``"sign-flip:share=0.2"``.
+    """
+
+    rounds: int | None
+    model: str | None
+    settings: Mapping[str, Any]
+    vary: Mapping[str, Sequence[Any]]
+    references: bool | Sequence[str]
+    folds: int | None
+    tune: bool | Sequence[int]
+    subgroups: Sequence[str]
+    attack: str | None
+
+
+def request_of(
+    sources: Sequence[Source],
+    words: Sequence[str],
+    seeds: Sequence[int],
+    own: Collection[str] = (),
+    **options: Unpack[StudyOptions],
+) -> Request:
+    """A request from what a caller says.  words: methods and sets of them.  own: names of own methods."""
+    known = StudyOptions.__annotations__
+    for word in options:
+        if word not in known:
+            raise TypeError(f"a comparison has no argument {word!r}{nearest(word, known)}")
+    references, model = options.get("references", True), options.get("model")
+    return Request(
+        tuple(sources),
+        tuple(name for word in words for name in ((word,) if word in own else expand_methods([word]))),
+        tuple(seeds),
+        options.get("rounds"),
+        dict(options.get("settings") or {}) | ({} if model is None else {"model": model}),
+        {name: tuple(values) for name, values in (options.get("vary") or {}).items()},
+        (REFERENCES if references else ()) if isinstance(references, bool) else tuple(references),
+        options.get("folds"),
+        options.get("attack"),
+        tuning_seeds(options.get("tune", False), seeds),
+        tuple(options.get("subgroups", ())),
+    )
+
+
+def tuning_seeds(tune: bool | Sequence[int], seeds: Sequence[int]) -> tuple[int, ...]:
+    """The seeds to tune on: none, two that the comparison does not use, or those that were named."""
+    if isinstance(tune, bool):
+        return tuple(seed for seed in TUNING_SEEDS if seed not in seeds)[:2] if tune else ()
+    twice = [seed for seed in tune if seed in seeds]
+    if twice:
+        raise RequestError(
+            f"seed {twice[0]} is one to tune on and one to compare on; choose other seeds to tune on"
+        )
+    if not tune:
+        raise RequestError("no seed to tune on is named; give one whole number or more")
+    return tuple(tune)
 
 
 @dataclass(frozen=True)
@@ -166,17 +228,9 @@ def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
     """Method names, each known to lead to a method; ``paper`` and ``all`` stand for many of ours."""
     chosen: list[str] = []
     for word in words:
-        if word == "paper":
-            missing = [name for name in PAPER if name not in CATALOG]
-            if missing:
-                raise RequestError(
-                    f"methods paper: the catalog lacks {', '.join(missing)}; name the methods one by one"
-                )
-            chosen += [name for name in PAPER if name not in chosen]
-        elif word == "all":
-            ordered: list[str] = [name for name in PAPER if name in CATALOG]
-            ordered += [name for name in CATALOG if name not in PAPER]
-            chosen += [name for name in ordered if name not in chosen]
+        if word in ("paper", "all"):
+            several = PAPER if word == "paper" else dict.fromkeys((*PAPER, *CATALOG))
+            chosen += [name for name in several if name not in chosen]
         else:
             find(word)
             chosen.append(word)
@@ -212,15 +266,14 @@ def identity(
     }
 
 
-def folds_of(request: Request, words: Sequence[str], federation: Federation) -> int | None:
-    """In how many folds a federation is scored; None: on the test rows of one split.
+def folds_of(request: Request, words: Sequence[str]) -> int | None:
+    """In how many folds every row is scored; None: the test rows of one split.
 
     Unless the request says it: five. The paper's table and attacks keep one split.
     """
     if request.folds is not None:
         return None if request.folds == 1 else request.folds
-    one_split = "paper" in words or request.attack is not None
-    return None if one_split else FOLDS
+    return None if "paper" in words or request.attack is not None else FOLDS
 
 
 def key_of(content: Mapping[str, Any]) -> str:
@@ -244,7 +297,40 @@ def make_plan(
     given: the federations, where they need not be loaded from the request's sources.
     choices: what tuning chose.
     """
+    plain = _checked_methods(request, own)
     chosen = {(choice.data, choice.method): choice.settings for choice in choices}
+    federations: dict[str, Federation] = {}
+    runs: list[PlannedRun] = []
+    left_out: list[str] = []
+    for source, federation in zip(request.sources, given or (s.load() for s in request.sources)):
+        data = federation.fingerprint()
+        if data in federations:
+            raise RequestError(f"{source.data}: the same federation is given twice; give it once")
+        if request.subgroups:
+            groups_of(federation, request.subgroups)
+        federations[data] = with_only(federation, request.subgroups)
+        folds = folds_of(request, words)
+        references = [name for name in request.references if name not in request.methods]
+        absent = _cannot_run({**plain, **{name: find(name) for name in references}}, words, federation)
+        left_out += absent.values()
+        for seed, method in itertools.product(request.seeds, [m for m in plain if m not in absent]):
+            for label, settings in _variants(method, plain[method], request):
+                settings = settings | dict(chosen.get((data, method), {}))
+                config = configure(own.get(method, method), settings, request.rounds)
+                how = (folds, request.attack, request.subgroups)
+                key = key_of(identity(method, config, data, seed, *how))
+                runs.append(PlannedRun(label, method, settings, request.rounds, seed, data, key, *how))
+        for seed, method in itertools.product(request.seeds, [m for m in references if m not in absent]):
+            # A reference that is fitted at once knows no rounds.
+            rounds = None if getattr(find(method), "fitted", False) else request.rounds
+            how = (folds, None, request.subgroups)
+            key = key_of(identity(method, configure(method, {}, rounds), data, seed, *how))
+            runs.append(PlannedRun(method, method, {}, rounds, seed, data, key, *how))
+    return Plan(request, federations, tuple(runs), tuple(left_out), choices)
+
+
+def _checked_methods(request: Request, own: Mapping[str, Method]) -> dict[str, Method]:
+    """The methods' configurations as they are, once foreign ones are tried and all settings are known."""
     plain = {method: configure(own.get(method, method)) for method in request.methods}
     for method, config in plain.items():
         if method in own or method not in CATALOG:
@@ -256,44 +342,23 @@ def make_plan(
                 f"none of the methods has a setting {name!r}{nearest(name, known)}; "
                 f"their settings are {', '.join(known)}"
             )
-    federations: dict[str, Federation] = {}
-    runs: list[PlannedRun] = []
-    left_out: list[str] = []
-    for source, federation in zip(request.sources, given or (s.load() for s in request.sources)):
-        fingerprint = federation.fingerprint()
-        if fingerprint in federations:
-            raise RequestError(f"{source.data}: the same federation is given twice; give it once")
-        if request.subgroups:
-            groups_of(federation, request.subgroups)
-        federations[fingerprint] = federation = with_only(federation, request.subgroups)
-        folds = folds_of(request, words, federation)
-        methods = list(request.methods)
-        for name in NEEDS_GROUPS:
-            if name in methods and name not in words and federation.groups is None:
-                methods.remove(name)
-                left_out.append(f"{name} on {federation.name}: it needs a column that groups centers")
-        references = [name for name in request.references if name not in request.methods]
-        if not federation.outcome.binary:
-            for name in [*(m for m in methods if m not in words), *references]:
-                why = (plain[name] if name in plain else find(name)).only_binary
-                if why:
-                    (methods if name in methods else references).remove(name)
-                    sentence = f"{name} on {federation.name}, an outcome of {federation.outcome.kind}: {why}"
-                    left_out.append(sentence)
-        for seed, method in itertools.product(request.seeds, methods):
-            for label, settings in _variants(method, plain[method], request):
-                settings = settings | dict(chosen.get((fingerprint, method), {}))
-                config = configure(own.get(method, method), settings, request.rounds)
-                how = (folds, request.attack, request.subgroups)
-                key = key_of(identity(method, config, fingerprint, seed, *how))
-                runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, *how))
-        for seed, method in itertools.product(request.seeds, references):
-            # A reference that is fitted at once knows no rounds.
-            rounds = None if getattr(find(method), "fitted", False) else request.rounds
-            how = (folds, None, request.subgroups)
-            key = key_of(identity(method, configure(method, {}, rounds), fingerprint, seed, *how))
-            runs.append(PlannedRun(method, method, {}, rounds, seed, fingerprint, key, *how))
-    return Plan(request, federations, tuple(runs), tuple(left_out), choices)
+    return plain
+
+
+def _cannot_run(
+    methods: Mapping[str, Method], words: Sequence[str], federation: Federation
+) -> dict[str, str]:
+    """By method that was not asked for by its name and cannot run on a federation, why."""
+    found = {}
+    for name, config in methods.items():
+        if name in words:
+            continue
+        if name in NEEDS_GROUPS and federation.groups is None:
+            found[name] = f"{name} on {federation.name}: it needs a column that groups centers"
+        elif config.only_binary and not federation.outcome.binary:
+            kind = federation.outcome.kind
+            found[name] = f"{name} on {federation.name}, an outcome of {kind}: {config.only_binary}"
+    return found
 
 
 def _variants(method: str, config: Method, request: Request) -> list[tuple[str, dict[str, Any]]]:

@@ -1,35 +1,17 @@
-"""What one sees while a study runs: a live table on the terminal, a plain line now and then elsewhere."""
+"""What one sees while a study runs: bars on the terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from abps.study.plan import PlannedRun
-
-
-@dataclass
-class _Row:
-    """Where a method stands."""
-
-    total: int = 0
-    done: int = 0
-    failed: int = 0
-    auroc: list[float] = field(default_factory=list)
-    vs_fedavg: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-
 
 #: Seconds between two lines where there is no terminal.
 LINE_EVERY = 10.0
@@ -40,111 +22,92 @@ class StudyProgress:
 
     def __init__(self, runs: Sequence[PlannedRun], console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr)
-        self._rows: dict[str, _Row] = {}
-        self._waiting: dict[str, str] = {}
-        self._now: dict[str, tuple[PlannedRun, int, int, float]] = {}
-        self._began = time.monotonic()
-        self._said = self._began
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"), console=self.console, transient=True, refresh_per_second=2,
+        )  # fmt: skip
+        labels = list(dict.fromkeys(run.label for run in runs))
+        self._task = {
+            label: self._bars.add_task(label, total=sum(run.label == label for run in runs), score="")
+            for label in labels
+        }
+        self._all = self._bars.add_task("all", total=len(runs), score="")
+        self._scores: dict[str, list[float]] = {label: [] for label in labels}
+        self._begun: dict[str, tuple[float, float]] = {}
+        self._seconds: list[float] = []
+        self._waiting: set[str] = set()
+        self._began = self._said = time.monotonic()
         self._lanes = 1
         self.note = ""
-        for run in runs:
-            self._rows.setdefault(run.label, _Row()).total += 1
-        self._live = Live(
-            console=self.console, get_renderable=self._render, refresh_per_second=2, transient=True
-        )
 
     def __enter__(self) -> StudyProgress:
         if self.console.is_terminal:
-            self._live.start()
+            self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays, above the table; also when there is no terminal."""
+        """A line that stays, above the bars; also when there is no terminal."""
         self.console.print(Text(text), soft_wrap=True)
 
     def lanes(self, count: int) -> None:
         """How many runs go on at the same time."""
         self._lanes = max(1, count)
 
-    def there(self, run: PlannedRun, auroc: float, vs_fedavg: float) -> None:
+    def there(self, run: PlannedRun, score: float) -> None:
         """A run that was finished before."""
-        row = self._rows[run.label]
-        row.done += 1
-        if math.isfinite(auroc):
-            row.auroc.append(auroc)
-        row.vs_fedavg.append(vs_fedavg)
+        scores = self._scores[run.label]
+        if score == score:
+            scores.append(score)
+        mean = f"{statistics.fmean(scores):.4f}" if scores else ""
+        self._bars.update(self._task[run.label], advance=1, score=mean)
+        self._bars.advance(self._all)
+        self._bars.update(self._all, score=f"{self._line()}  {self.note}")
 
     def waiting(self, run: PlannedRun) -> None:
         """A run that is to be computed."""
-        self._waiting[run.key] = run.label
+        self._waiting.add(run.key)
 
     def round(self, run: PlannedRun, t: int, rounds: int) -> None:
         """A run finished its round t."""
-        began = self._now[run.key][3] if run.key in self._now else time.monotonic()
-        self._waiting.pop(run.key, None)
-        self._now[run.key] = (run, t, rounds, began)
+        self._waiting.discard(run.key)
+        began = self._begun[run.key][0] if run.key in self._begun else time.monotonic()
+        self._begun[run.key] = (began, t / rounds)
 
-    def done(self, run: PlannedRun, auroc: float, vs_fedavg: float, seconds: float) -> None:
+    def done(self, run: PlannedRun, score: float, seconds: float) -> None:
         """A run is finished and stored."""
-        self._now.pop(run.key, None)
-        self._waiting.pop(run.key, None)
-        self.there(run, auroc, vs_fedavg)
-        self._rows[run.label].seconds.append(seconds)
+        self._begun.pop(run.key, None)
+        self._waiting.discard(run.key)
+        self._seconds.append(seconds)
+        self.there(run, score)
         if not self.console.is_terminal and time.monotonic() - self._said >= LINE_EVERY:
             self._said = time.monotonic()
             self.say(self._line())
 
     def failed(self, run: PlannedRun, error: str) -> None:
         """A run failed."""
-        self._now.pop(run.key, None)
-        self._waiting.pop(run.key, None)
-        self._rows[run.label].failed += 1
+        self._begun.pop(run.key, None)
+        self._waiting.discard(run.key)
         self.say(f"failed: {run.label}, seed {run.seed}: {error}")
 
     def seconds_left(self) -> float | None:
         """An estimate from the runs so far; None before there is anything to go by."""
-        known = [s for row in self._rows.values() for s in row.seconds]
         now = time.monotonic()
-        left = 0.0
-        for _, t, rounds, began in list(self._now.values()):
-            if t > 0:
-                known.append((now - began) / t * rounds)
-                left += (now - began) / t * (rounds - t)
+        running = [((now - began) / share, share) for began, share in self._begun.values() if share > 0]
+        known = [*self._seconds, *(whole for whole, _ in running)]
         if not known:
             return None
-        usual = statistics.fmean(known)
-        for label in list(self._waiting.values()):
-            own = self._rows[label].seconds
-            left += statistics.fmean(own) if own else usual
-        return left / self._lanes
-
-    def _render(self) -> Group:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("method", "runs", "", "score so far", "bytes to FedAvg"):
-            table.add_column(name, justify="left" if name in ("method", "") else "right")
-        for label, row in self._rows.items():
-            current = [(t, rounds) for run, t, rounds, _ in list(self._now.values()) if run.label == label]
-            part = sum(t / rounds for t, rounds in current)
-            mean = f"{statistics.fmean(row.auroc):.4f}" if row.auroc else ""
-            cost = f"{statistics.fmean(row.vs_fedavg):.2f}×" if row.vs_fedavg else ""
-            bar = ProgressBar(total=row.total, completed=row.done + part, width=24)
-            title = Text(label, style="red" if row.failed else "bold" if current else "")
-            table.add_row(title, f"{row.done}/{row.total}", bar, mean, cost)
-        return Group(table, Text(f"{self._line()}  {self.note}", style="dim"))
+        left = sum(whole * (1 - share) for whole, share in running)
+        return (left + len(self._waiting) * statistics.fmean(known)) / self._lanes
 
     def _line(self) -> str:
         """How far the study is, and how long it may still take."""
-        done, total = (sum(getattr(row, what) for row in self._rows.values()) for what in ("done", "total"))
-        left = self.seconds_left()
+        whole, left = self._bars.tasks[self._all], self.seconds_left()
         spent = clock(time.monotonic() - self._began)
-        return f"{done} of {total} runs, {spent} spent, " + (
-            "…" if left is None else f"about {clock(left)} left"
-        )
+        to_come = "…" if left is None else f"about {clock(left)} left"
+        return f"{whole.completed:.0f} of {whole.total:.0f} runs, {spent} spent, {to_come}"
 
 
 def clock(seconds: float) -> str:

@@ -12,16 +12,18 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_type_hints
 
 import msgspec
+import polars as pl
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.data.federation import About
+from abps.data.federation import About, Federation
 from abps.engine.output import DECISIONS, PRIVACY, RESULT, SCORES, load_run, save
 from abps.engine.result import Run
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
@@ -46,8 +48,8 @@ class Found:
     problem: str = ""
 
 
-class Damaged(Exception):
-    """A file is not what its receipt says."""
+class Damaged(RequestError):
+    """A file is not what it was when it was written."""
 
 
 # ---------------------------------------------------------------- one run
@@ -124,6 +126,57 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+# ---------------------------------------------------------------- the data of runs elsewhere
+
+
+def write_federation(place: Path, federation: Federation) -> None:
+    """Store a federation under its fingerprint, readable by its owner only: these are patients' data."""
+    folder = files.folder(place / federation.fingerprint())
+    folder.chmod(0o700)
+    rows = {name: getattr(federation, name) for name in ("label", "center", "patient", "time")}
+    tables = {
+        "features": federation.features,
+        "rows": pl.DataFrame({name: values for name, values in rows.items() if values is not None}),
+        "aside": federation.aside,
+    }
+    for name, table in tables.items():
+        if table is not None:
+            files.write_with(folder / f"{name}.parquet", table.write_parquet)
+    about = {name: getattr(federation, name) for name in _ABOUT}
+    files.write_json(folder / "federation.json", msgspec.to_builtins(about) | {"aside": _aside(federation)})
+
+
+def _aside(federation: Federation) -> list[str]:
+    return [] if federation.aside is None else federation.aside.columns
+
+
+#: The fields of a federation that are no tables, with their types.
+_ABOUT: Final = {
+    name: get_type_hints(Federation)[name]
+    for name in ("name", "centers", "groups", "descriptors", "left_out", "in_order", "outcome")
+}
+
+
+def read_federation(place: Path, fingerprint: str) -> Federation:
+    """A stored federation; what was read must have the fingerprint it is stored under."""
+    folder = place / fingerprint
+    try:
+        about = json.loads((folder / "federation.json").read_text(encoding="utf-8"))
+        rows = pl.read_parquet(folder / "rows.parquet")
+        fields: dict[str, Any] = {name: rows[name].to_numpy() for name in rows.columns}
+        fields |= {name: msgspec.convert(about[name], kind) for name, kind in _ABOUT.items()}
+        federation = Federation(
+            **fields,
+            features=pl.read_parquet(folder / "features.parquet"),
+            aside=pl.read_parquet(folder / "aside.parquet") if about["aside"] else None,
+        )
+    except Exception as error:  # any library may stumble over a damaged file, each in its own way
+        raise Damaged(f"the data in {folder} cannot be read ({type(error).__name__})") from error
+    if federation.fingerprint() != fingerprint:
+        raise Damaged(f"the data in {folder} were changed after they were written")
+    return federation
+
+
 # ---------------------------------------------------------------- a study
 
 
@@ -159,6 +212,22 @@ class StudyFolder:
     def path(self) -> Path:
         """The file with the plan."""
         return self.root / "study.json"
+
+    def keep(self, federation: Federation) -> str:
+        """Store a federation for other processes; returns what was wrong with the one that was there."""
+        problem, fingerprint = "", federation.fingerprint()
+        if (self.cache / fingerprint / "federation.json").exists():  # it is written last
+            try:
+                if _aside(read_federation(self.cache, fingerprint)) == _aside(federation):
+                    return ""
+            except Damaged as error:
+                problem = f"{error}; written anew"
+        write_federation(self.cache, federation)
+        return problem
+
+    def drop_data(self) -> None:
+        """Remove all stored federations."""
+        shutil.rmtree(self.cache, ignore_errors=True)
 
     def folder(self, run: PlannedRun) -> Path:
         """The folder of a run."""
@@ -205,7 +274,7 @@ class StudyFolder:
         if self.path.exists():
             try:
                 old = self.read()
-            except RequestError:
+            except Damaged:
                 said.append(f"{self.path} was damaged and is written anew")
             else:
                 _same_study(self.root, old.request, request)
@@ -225,14 +294,20 @@ class StudyFolder:
             )
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
-            noted = document.pop("digest")
-            if document["schema"] == STUDY_SCHEMA and noted == key_of(document):
-                return msgspec.convert(document, StudyRecord)
-        except PermissionError:  # what may not be read is not damaged, and stays as it is
+            noted, schema = document.pop("digest"), str(document["schema"])
+            if noted == key_of(document):
+                if schema == STUDY_SCHEMA:
+                    return msgspec.convert(document, StudyRecord)
+                if schema.startswith("abps.study/"):
+                    raise RequestError(
+                        f"{self.path} was written by another version ({schema}; this one reads "
+                        f"{STUDY_SCHEMA}): report it with that version, or compare into a new folder"
+                    )
+        except (PermissionError, RequestError):  # what may not be read is not damaged, and stays as it is
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
-        raise RequestError(
+        raise Damaged(
             f"{self.path} is damaged or not a study; run the same comparison again (finished runs are kept)"
         )
 

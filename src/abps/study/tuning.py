@@ -12,41 +12,19 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from abps.core.errors import RequestError
 from abps.engine.result import Run
 from abps.methods.base import Method
 from abps.methods.settings import configure, names
-from abps.study.execute import Executor, conduct
-from abps.study.plan import NONE, Choice, Plan, PlannedRun, Request, Trial, identity, key_of, make_plan
-from abps.study.records import TUNING, StudyFolder
-
-#: Seeds to tune on, unless others are named; those of the comparison are passed over.
-TUNING_SEEDS: Final = (1001, 1002, 1003, 1004)
+from abps.study.plan import NONE, Choice, Plan, PlannedRun, Trial, identity, key_of, make_plan
 
 #: The most combinations of a method's grid: nobody gets more tries than others.
 MOST: Final = 8
 
 #: Computes the runs of a plan that are not there yet: what is finished, and why the others failed.
 Compute = Callable[[Plan], tuple[Sequence[tuple[PlannedRun, Run]], Mapping[str, str]]]
-
-
-def tuning_seeds(tune: bool | Sequence[int], seeds: Sequence[int]) -> tuple[int, ...]:
-    """The seeds to tune on: none, two that the comparison does not use, or those that were named."""
-    if tune is False:
-        return ()
-    if tune is True:
-        return tuple(seed for seed in TUNING_SEEDS if seed not in seeds)[:2]
-    twice = [seed for seed in tune if seed in seeds]
-    if twice:
-        raise RequestError(
-            f"seed {twice[0]} is one to tune on and one to compare on; choose other seeds to tune on"
-        )
-    if not tune:
-        raise RequestError("no seed to tune on is named; give one whole number or more")
-    return tuple(tune)
 
 
 def combinations(config: Method, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -145,23 +123,6 @@ def tuned(plan: Plan, compute: Compute, words: Sequence[str] = (), own: Mapping[
     done, failed = compute(trials)
     chosen = choices(plan, trials, done, failed)
     return make_plan(plan.request, words, own, tuple(plan.federations.values()), chosen)
-
-
-def in_folder(request: Request, out: Path, executor: Executor, elsewhere: bool = True) -> Compute:
-    """Tuning runs are kept in a study of their own, inside the folder of the comparison."""
-
-    def compute(plan: Plan) -> tuple[list[tuple[PlannedRun, Run]], Mapping[str, str]]:
-        StudyFolder(out).admit(request)  # before anything is computed
-        conduct(plan, out / TUNING, executor, elsewhere)
-        folder = StudyFolder(out / TUNING)
-        found = [(run, folder.look(run).result) for run in plan.runs]
-        done = [(run, result) for run, result in found if result is not None]
-        failed = {
-            run.key: folder.failure(run) or "not computed yet" for run, result in found if result is None
-        }
-        return done, failed
-
-    return compute
 
 
 def words_of(choices: Sequence[Choice], seeds: Sequence[int]) -> tuple[str, ...]:

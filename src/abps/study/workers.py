@@ -1,4 +1,12 @@
-"""Runs on this machine: a few worker processes, each with cores of its own."""
+"""Runs on this machine: worker processes, each with cores of its own, that compute one run after another.
+
+``python -m abps.study.workers`` reads runs from standard input, one JSON line each. The first line says for
+which study, and on which cores: {"study": FOLDER, "cores": [NUMBERS]}. Until then the worker imports what it
+will need. It answers on standard output, one JSON line per event, and ends when its standard input closes,
+also in the middle of a run: when the study's process is killed, nothing goes on behind it.
+
+What computes is imported where it is used: ``abps demo`` starts its workers first and imports meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +15,146 @@ import json
 import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from abps.core.errors import RequestError
 from abps.cores import available_cores
-from abps.study.workers.worker import import_path
 
 if TYPE_CHECKING:
+    from abps.data.federation import Federation
+    from abps.engine.result import Run
+    from abps.engine.simulate import Progress
+    from abps.methods.base import Method
     from abps.study.plan import PlannedRun
     from abps.study.progress import StudyProgress
     from abps.study.records import StudyFolder
 
+#: An event of a run: {"event": "round" | "done" | "failed", …}.
+Event = dict[str, Any]
+
 #: What workers said: (number of the worker, event), or nothing when it is gone.
-Received = queue.Queue[tuple[int, dict[str, Any] | None]]
+Received = queue.Queue[tuple[int, Event | None]]
+
+
+# ---------------------------------------------------------------- what a worker does
+
+
+def computed(
+    run: PlannedRun, federation: Federation, config: Method, progress: Progress | None = None
+) -> Run:
+    """The result of a planned run: on one split, or in folds."""
+    from abps.engine.crossvalidation import compute
+
+    how = (run.folds, progress, run.method, run.attack, run.subgroups)
+    return compute(federation, config, run.seed, *how)
+
+
+class Runner:
+    """Computes runs of one study; keeps the federation that it used last.
+
+    own: configurations that only this process knows.  given: federations that need not be read.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        own: Mapping[str, Method] | None = None,
+        given: Mapping[str, Federation] | None = None,
+    ) -> None:
+        from abps.study.records import StudyFolder
+
+        self.study = StudyFolder(root)
+        self._own = own or {}
+        self._held: dict[str, Federation] = dict(given or {})
+
+    def compute(self, run: PlannedRun, emit: Callable[[Event], None]) -> bool:
+        """Compute and store one run; a failure is reported and noted, not raised."""
+        from abps.study.plan import identity, key_of
+        from abps.study.records import read_federation, write_run
+
+        try:
+            config = run.config(self._own)
+            content = identity(run.method, config, run.data, run.seed, run.folds, run.attack, run.subgroups)
+            if key_of(content) != run.key:
+                raise RuntimeError(
+                    "this run was planned by another version of the program; ask for the comparison again"
+                )
+
+            def progress(t: int, rounds: int, validation: float) -> None:
+                emit({"event": "round", "round": t, "rounds": rounds})
+
+            if run.data not in self._held:
+                self._held = {run.data: read_federation(self.study.cache, run.data)}
+            result = computed(run, self._held[run.data], config, progress)
+            write_run(self.study.folder(run), result, content)
+        except Exception as error:  # whatever a method does wrong must not end the study
+            lines = str(error).strip().splitlines()
+            first = lines[0] if lines else "no message"
+            wrong_request = isinstance(error, RequestError)
+            text = first if wrong_request else f"{type(error).__name__}: {first}"
+            self.study.note_failure(run, text, traceback.format_exc(), wrong_request)
+            emit({"event": "failed", "error": text})
+            return False
+        score = result.main.mean if result.main.scored_centers else None
+        emit({"event": "done", "score": score, "seconds": result.seconds})
+        return True
+
+
+def import_path() -> str:
+    """Where a worker finds this package and the modules that its study's process could import."""
+    before = [
+        str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
+    ]
+    return os.pathsep.join([str(Path(__file__).parents[2]), *before, str(Path.cwd())])
+
+
+def keep_to(cores: list[int]) -> None:
+    """Use these cores only; the engine starts one thread for each core it may use."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def serve() -> None:
+    """Answer requests from standard input until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides when we end
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    waiting: queue.Queue[str] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            waiting.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+    def emit(event: Event) -> None:
+        try:
+            answers.write(json.dumps(event) + "\n")
+        except BrokenPipeError:
+            os._exit(0)
+
+    from abps.study.plan import PlannedRun  # and with it the engine, while nobody waits for it
+
+    first = json.loads(waiting.get())
+    keep_to(first["cores"])
+    runner = Runner(Path(first["study"]))
+    emit({"event": "ready"})
+    while True:
+        runner.compute(PlannedRun(**json.loads(waiting.get())), emit)
+
+
+# ---------------------------------------------------------------- the processes
 
 
 def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[int]]:
@@ -47,16 +173,14 @@ class _Worker:
     """A worker process, and the thread that hears it."""
 
     def __init__(self, number: int, received: Received) -> None:
-        self.number = number
         self.run: PlannedRun | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = import_path()
+        environment = dict(os.environ) | {"PYTHONPATH": import_path()}
         # The engine has its own threads, one for each of the worker's cores.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS"):
             environment[name] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "abps.study.workers.worker"],
+            [sys.executable, "-P", "-m", "abps.study.workers"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
             start_new_session=True,
         )  # fmt: skip
@@ -70,16 +194,8 @@ class _Worker:
 
         threading.Thread(target=hear, daemon=True).start()
 
-    def begin(self, root: Path, cores: Sequence[int]) -> None:
-        """Tell the worker which study it works for, and on which cores."""
-        self._tell({"study": str(root), "cores": list(cores)})
-
-    def give(self, run: PlannedRun) -> None:
-        """Hand a run to the worker."""
-        self.run = run
-        self._tell(asdict(run))
-
-    def _tell(self, what: dict[str, Any]) -> None:
+    def send(self, what: dict[str, Any]) -> None:
+        """Write one line to the worker."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # that it is gone will be heard
             self.process.stdin.write(json.dumps(what) + "\n")
@@ -115,9 +231,7 @@ class LocalExecutor:
     def __enter__(self) -> LocalExecutor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in self._ready.values():
             worker.end()
         self._ready.clear()
@@ -141,7 +255,7 @@ class LocalExecutor:
         def start(number: int) -> None:
             ready = self._ready.pop(number) if number in self._ready else None
             workers[number] = ready or _Worker(number, self._heard)
-            workers[number].begin(study.root, shares[number])
+            workers[number].send({"study": str(study.root), "cores": shares[number]})
 
         try:
             for number in range(len(shares)):
@@ -162,14 +276,15 @@ class LocalExecutor:
                         raise RuntimeError(f"no worker process can start: {why}")
                     continue
                 note(progress, worker.run, event)
-                if event["event"] in ("ready", "done", "failed"):
-                    if waiting:
-                        worker.give(waiting.popleft())
-                        progress.round(worker.run, 0, 1)  # type: ignore[arg-type]
-                    else:
-                        worker.run = None
-                        del workers[number]
-                        worker.end()
+                if event["event"] == "round":
+                    continue
+                if not waiting:
+                    del workers[number]
+                    worker.end()
+                    continue
+                worker.run = waiting.popleft()
+                worker.send(asdict(worker.run))
+                progress.round(worker.run, 0, 1)
         finally:
             for worker in workers.values():
                 worker.end()
@@ -183,16 +298,14 @@ def run_local(
         local(study, todo, progress)
 
 
-def note(progress: StudyProgress, run: PlannedRun | None, event: dict[str, Any]) -> None:
+def note(progress: StudyProgress, run: PlannedRun | None, event: Event) -> None:
     """Show an event of a run."""
     if run is None:
         return
     if event["event"] == "round":
         progress.round(run, event["round"], event["rounds"])
     elif event["event"] == "done":
-        progress.done(
-            run, math.nan if event["auroc"] is None else event["auroc"], event["vs_fedavg"], event["seconds"]
-        )
+        progress.done(run, math.nan if event["score"] is None else event["score"], event["seconds"])
     elif event["event"] == "failed":
         progress.failed(run, event["error"])
 
@@ -206,3 +319,7 @@ def _worker_gone(study: StudyFolder, worker: _Worker, progress: StudyProgress) -
     error = f"the process that computed it ended with {how}"
     study.note_failure(worker.run, error, worker.last_words())
     progress.failed(worker.run, error)
+
+
+if __name__ == "__main__":
+    serve()

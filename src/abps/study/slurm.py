@@ -9,6 +9,7 @@ job that dies or is cancelled would never be noticed. So the queue itself is ask
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -24,7 +25,7 @@ from abps.core.errors import RequestError
 from abps.study.plan import PlannedRun
 from abps.study.progress import StudyProgress, clock
 from abps.study.records import StudyFolder
-from abps.study.workers.worker import compute_task, import_path
+from abps.study.workers import Runner, import_path, keep_to
 
 #: Seconds that one question to Slurm may take, and that Slurm may stay silent before we stop asking.
 ANSWER_WITHIN = 20.0
@@ -207,7 +208,7 @@ def collect(
         for key, run in list(open_runs.items()):
             result, why = study.look(run).result, study.failure(run)
             if result is not None:
-                progress.done(run, result.main.mean, result.bytes.vs_fedavg, result.seconds)
+                progress.done(run, result.main.mean, result.seconds)
             elif why:
                 progress.failed(run, why)
             elif waiting is None or jobs[key] in waiting:
@@ -250,3 +251,35 @@ def _log(study: StudyFolder, job: str) -> str:
     for path in (study.root / "slurm").glob(f"{job}_*_log.err"):
         return path.read_text(encoding="utf-8", errors="replace")[-4000:]
     return ""
+
+
+# ---------------------------------------------------------------- what a job does
+
+
+def own_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
+    """The cores of a Slurm task, where Slurm itself does not bind tasks to cores; empty elsewhere.
+
+    Without binding every task of a node sees all its cores, and the engine would start as many threads.
+    """
+    asked = environment.get("SLURM_CPUS_PER_TASK", "")
+    if not asked.isdigit() or not hasattr(os, "sched_getaffinity"):
+        return []
+    seen, count = sorted(os.sched_getaffinity(0)), int(asked)
+    if count >= len(seen):
+        return []
+    first = int(environment.get("SLURM_ARRAY_TASK_ID", "0")) * count
+    return [seen[(first + k) % len(seen)] for k in range(count)]
+
+
+def compute_task(root: str, key: str) -> bool:
+    """Compute the planned run with this key: what a Slurm job calls. False if it failed."""
+    keep_to(own_cores())
+    study = StudyFolder(Path(root))
+    run = next((r for r in study.runs() if r.key == key), None)
+    if run is None:
+        raise SystemExit(f"the study in {root} has no run {key}; ask for the comparison again")
+    if study.look(run).result is not None:
+        return True
+    return Runner(Path(root)).compute(
+        run, lambda event: print(json.dumps(event), file=sys.stderr, flush=True)
+    )

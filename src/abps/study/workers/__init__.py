@@ -1,1 +1,0 @@
-"""Where runs of a study are computed: processes of this machine, or a Slurm cluster."""
