@@ -386,6 +386,7 @@ def _curves(model: FittedModel) -> list[CardSection]:
             f"The model is a sum over columns. A curve shows what a value adds to {adds_to(model)}, compared "
             f"with the column's mean; below zero speaks against {against}. Ordered by how much a column "
             f"moves {adds_to(model)}."
+            + (" Pairs of columns add to it, too." if len(model.network.branches) > 1 else "")
         ),
         Grid(
             ("column", f"adds to {adds_to(model)}"),

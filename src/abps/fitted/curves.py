@@ -36,9 +36,8 @@ class ColumnEffect:
 
 
 def is_additive(model: FittedModel) -> bool:
-    """Whether the model is a sum of what its columns say."""
-    one_sum = len(model.network.branches) == 1 and len(model.network.branches[0]) == 1
-    return one_sum and model.network.outputs == 1
+    """Whether the model is a sum of what its columns say, perhaps with pairs of columns beside."""
+    return len(model.network.branches[0]) == 1 and model.network.outputs == 1
 
 
 def effects(model: FittedModel) -> list[ColumnEffect]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from abps.core.errors import RequestError
 from abps.models.additive import Linear
+from abps.models.interactions import PairTerms
 from abps.models.models import MLP, layout_of
 
 Floats = NDArray[np.float64]
@@ -95,12 +96,27 @@ def network_of(module: nn.Module, weights: NDArray[np.float32]) -> LayeredNetwor
         if module.mix.shape != (1, 1):
             weight = module.mix.T @ weight
         branches = ((Layer(weight, named["intercept.value"], False),),)
+        size = layout_of(module).size
+        checked = _checked(LayeredNetwork(branches), module, weights[:size])
+        tail = weights[size:]
+        return LayeredNetwork((*checked.branches, *_pairs(tail, weight.shape[1], module.mix)))
     else:
         raise RequestError(
             f"a model of the kind {type(module).__name__} cannot be written as plain layers yet; "
             "fit with mlp, linear or gam"
         )
     return _checked(LayeredNetwork(branches), module, weights)
+
+
+def _pairs(tail: NDArray[np.float32], width: int, mix: NDArray[np.float32]) -> tuple[tuple[Layer, ...], ...]:
+    """The pair terms at the end of a linear model as a branch; nothing where there are none."""
+    pairs, coefficients = PairTerms.read(tail, width, len(mix))
+    if not pairs.count:
+        return ()
+    functions, together = pairs.units()
+    hidden = Layer(functions[:, :-1].astype(np.float32), functions[:, -1].astype(np.float32), True)
+    out = mix.T @ coefficients @ together.T
+    return ((hidden, Layer(out.astype(np.float32), np.zeros(len(out), np.float32), False)),)
 
 
 def _mlp(module: MLP, named: Mapping[str, NDArray[np.float32]], prefix: str) -> tuple[Layer, ...]:

@@ -6,7 +6,8 @@ The prior mean mu_i is the common model b_0, or b_0 plus the deviation of a clus
 penalties follow from evidence; nothing is tuned. Exchanges:
 
 1. *start*: score, curvature and intercepts at the model without inputs;
-2. *common fit*: scores at the common model; quasi-Newton steps;
+2. *common fit*: scores at the common model; quasi-Newton steps; once with them scores of pairs of columns,
+   of which those that earn their place become further columns;
 3. *variances*: squared deviations and degrees of freedom of every center's own posterior; with them half
    scores and held-out gains, which decide whether centers differ in ways that others share;
 4. only then, *clusters*: the common fit again, in every cluster.
@@ -31,7 +32,7 @@ from abps.core.matching import Rest
 from abps.methods import plus_structure, plus_updates
 from abps.methods.base import Context, Decisions, Floats, Ints, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.methods.plus_filter import Screened, screen
+from abps.methods.plus_filter import Screened, bounded_pairs, screen
 from abps.methods.plus_state import (
     FIRST_INTERCEPT_VARIANCE,
     FIRST_VARIANCE,
@@ -42,10 +43,12 @@ from abps.methods.plus_state import (
     Phase,
     PlusState,
     as_models,
+    chosen_message,
     common_model,
     curvature_message,
     directions_message,
     half_scores_message,
+    local_of,
     local_rows,
     message,
     square,
@@ -54,6 +57,7 @@ from abps.methods.plus_state import (
 from abps.models import common_fit
 from abps.models.common_fit import FitState
 from abps.models.hierarchical import center_curvatures, common_sums
+from abps.models.interactions import PairTerms, candidates, earned, pair_sums
 from abps.models.training import Training
 from abps.wire.fields import Fields
 from abps.wire.number_lists import Field, Form, NumberList
@@ -79,6 +83,7 @@ class ABPSPlus(CoordinatedMethod):
     """A hierarchical Bayesian model fitted by exchanging scores, with a rotating coordinator.
 
     steps: exchanges of the common fit after the first.
+    interactions: whether pairs of columns may become terms of the model; without them it is additive.
     structure: whether centers may send half scores, which show whether they form clusters; without them every
     exchange needs sums alone.
     robust: whether the coordinator leaves out impossible uploads and bounds the influence of each.
@@ -88,6 +93,7 @@ class ABPSPlus(CoordinatedMethod):
     training: Training = field(default_factory=lambda: Training.of("gam"))
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=20))
     steps: int = 5
+    interactions: bool = True
     structure: bool = True
     robust: bool = True
     keep_own: bool = True
@@ -117,7 +123,8 @@ class ABPSPlus(CoordinatedMethod):
         if t == 1:
             return Phase.START
         if t <= 1 + self.steps:
-            return Phase.COMMON_FIT
+            pairs = self.interactions and t == self.steps and context.derived.candidates
+            return Phase.PAIRS if pairs else Phase.COMMON_FIT
         t -= 1 + self.steps
         if t <= VARIANCE_EXCHANGES:
             if not self._tests_structure(context):
@@ -169,13 +176,15 @@ class ABPSPlus(CoordinatedMethod):
         variance[local.constants] = FIRST_INTERCEPT_VARIANCE
         zero = np.zeros((context.r, q))
         return PlusState(
-            as_models(zero, local),
+            as_models(zero, local, PairTerms.none(local.rows.x.shape[1])),
             0,
             fit,
             variance,
             1.0,
             np.ones(q),
             0.0,
+            0.0,
+            PairTerms.none(local.rows.x.shape[1]),
             OwnSums.none(local),
             ClusterState.none(local),
             OwnSums.none(local),
@@ -187,7 +196,7 @@ class ABPSPlus(CoordinatedMethod):
 
     def upload(self, context: Context, state: PlusState, t: int) -> Upload:
         """What the centers here send in exchange t."""
-        local: LocalRows = context.derived
+        local = local_of(context, state)
         phase = self.phase(context, state)
         if phase is Phase.START:
             return _start_upload(context, state, self.privacy.secure)
@@ -215,10 +224,14 @@ class ABPSPlus(CoordinatedMethod):
             score, losses, raw = plus_structure.sums_along(
                 local.rows, state.fit, np.zeros(local.q), state.variance, state.dispersion
             )
-        lists = [
-            fields.pack({"score": score[i] / state.scale, "losses": losses[i], "raw": raw[i]})
-            for i in range(context.r)
+        values: list[dict[str, Floats | float]] = [
+            {"score": score[i] / state.scale, "losses": losses[i], "raw": raw[i]} for i in range(context.r)
         ]
+        if phase is Phase.PAIRS:
+            found = pair_sums(local.rows, common_model(state, local), plus_updates.effects_of(state, local))
+            for each, pair_score, information in zip(values, *found, strict=True):
+                each |= {"pair_scores": pair_score, "pair_information": information}
+        lists = [fields.pack(each) for each in values]
         if phase is Phase.CLUSTER_FIT:
             lists = [np.append(row, g) for row, g in zip(lists, state.clusters.number, strict=True)]
         return Upload.encode(lists, [form] * len(lists))
@@ -238,7 +251,7 @@ class ABPSPlus(CoordinatedMethod):
 
     def aggregate(self, context: Context, state: PlusState, uploads: Floats, t: int) -> Broadcast:
         """Sums over the members that are let in, and what the phase needs beside them."""
-        local: LocalRows = context.derived
+        local = local_of(context, state)
         phase = self.phase(context, state)
         if phase is Phase.CLUSTER_MEANS:
             return _cluster_means(uploads, local, state.clusters.count)
@@ -261,6 +274,8 @@ class ABPSPlus(CoordinatedMethod):
         if phase is Phase.START:
             both, form = _with_curvature(local, fields, uploads, screened.accepted, total)
             return Broadcast(NumberList.of(both, form), {}, decisions)
+        if phase is Phase.PAIRS:
+            return _with_pairs(local, fields, own, screened, decisions)
         further: dict[int, NumberList] = {}
         if phase is Phase.HALF_SCORES:
             after = plus_updates.after_variances(state, local, fields.unpack(total))
@@ -274,7 +289,7 @@ class ABPSPlus(CoordinatedMethod):
         self, context: Context, state: PlusState, phase: Phase, fields: Fields, uploads: Floats
     ) -> Screened:
         """Which uploads count."""
-        local: LocalRows = context.derived
+        local = local_of(context, state)
         if self.robust and not self.privacy.secure:
             reported = np.asarray(context.sizes(), dtype=np.float64)
             return screen(phase, fields, uploads, reported, state, local)
@@ -292,6 +307,7 @@ class ABPSPlus(CoordinatedMethod):
         steps: dict[Phase, Callable[[Context, PlusState, Broadcast], PlusState]] = {
             Phase.START: _apply_start,
             Phase.COMMON_FIT: _apply_step,
+            Phase.PAIRS: _apply_pairs,
             Phase.HALF_SCORES: _apply_half_scores,
             Phase.GATE: _apply_gate,
             Phase.VARIANCES: _apply_variances,
@@ -304,11 +320,11 @@ class ABPSPlus(CoordinatedMethod):
 
     def _with_models(self, context: Context, state: PlusState, done: Phase) -> PlusState:
         """The state with every center's own model."""
-        local: LocalRows = context.derived
+        local = local_of(context, state)
         coming = self.phase(context, state)
         if coming not in (*_SUMMING, Phase.OVER) and done is not Phase.GATE:
             means = plus_updates.prior_means(state, local)
-            return replace(state, models=as_models(means, local))
+            return replace(state, models=as_models(means, local, state.pairs))
         if done in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
             constant = local.group < 0
             state = replace(state, variance=np.where(constant, state.variance, FIRST_VARIANCE))
@@ -316,7 +332,7 @@ class ABPSPlus(CoordinatedMethod):
             bare = replace(state, clusters=state.clusters.without_fits)
             bare = replace(bare, own=plus_updates.own_posteriors(bare, local))
             state = replace(state, own=bare.own, plain=bare.own, plain_variance=bare.variance)
-            return replace(state, models=as_models(bare.own.modes, local))
+            return replace(state, models=as_models(bare.own.modes, local, state.pairs))
         state = replace(state, own=plus_updates.own_posteriors(state, local))
         if state.clusters.fits and coming is Phase.VARIANCES:
             state = replace(state, own=replace(state.own, gains=plus_updates.cluster_gains(state, local)))
@@ -324,7 +340,7 @@ class ABPSPlus(CoordinatedMethod):
             if self.keep_own:
                 state = plus_updates.keep_own(state, local)
             state = replace(state, over=True)
-        return replace(state, models=as_models(state.own.modes, local))
+        return replace(state, models=as_models(state.own.modes, local, state.pairs))
 
     def resting(self, context: Context, state: PlusState) -> NDArray[np.int8]:
         """(r,) centers that keep a model of their own rows decline what the others offer."""
@@ -357,7 +373,7 @@ def _start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
 
     secure: only a sum will be seen, so all send their curvature, and not as correlations.
     """
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     rows, q = local.rows, local.q
     common = common_model(state, local)
     sums = common_sums(rows, common)
@@ -447,6 +463,32 @@ def _with_curvature(
     return np.concatenate([total, packed]), (*fields.form, *whole.form)
 
 
+def _with_pairs(
+    local: LocalRows, fields: Fields, own: Floats, screened: Screened, decisions: Decisions | None
+) -> Broadcast:
+    """The sums of a step, and the pairs of columns that earned their place, with their sums."""
+    parts = fields.unpack(own)
+    shape = (len(own), local.terms, local.candidates)
+    score, information = bounded_pairs(
+        parts["pair_scores"].reshape(shape), parts["pair_information"].reshape(shape), screened
+    )
+    chosen = earned(score, information)
+    columns = candidates(int(local.source.max()) + 1)
+    plain, more = message(Phase.COMMON_FIT, local), chosen_message(len(chosen), local.terms)
+    total = own[:, : plain.length].sum(axis=0)
+    if not len(chosen):
+        return Broadcast(NumberList.of(total, plain.form), {}, decisions)
+    packed = more.pack(
+        {
+            "first": columns[0][chosen].astype(np.float64),
+            "second": columns[1][chosen].astype(np.float64),
+            "score": score[:, chosen],
+            "information": information[:, chosen],
+        }
+    )
+    return Broadcast(NumberList.of(np.concatenate([total, packed]), (*plain.form, *more.form)), {}, decisions)
+
+
 def _by_cluster(
     context: Context,
     fields: Fields,
@@ -498,13 +540,23 @@ def _apply_start(context: Context, state: PlusState, broadcast: Broadcast) -> Pl
 
 
 def _apply_step(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     sums = message(Phase.COMMON_FIT, local).unpack(broadcast.common.values)
     return plus_updates.after_step(state, local, sums)
 
 
+def _apply_pairs(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
+    local, numbers = local_of(context, state), broadcast.common.values
+    fields = message(Phase.COMMON_FIT, local)
+    count, left_over = divmod(len(numbers) - fields.length, 2 + 2 * local.terms)
+    if left_over:
+        raise ValueError("a broadcast of pairs of columns that is cut short")
+    chosen = chosen_message(count, local.terms).unpack(numbers[fields.length :])
+    return plus_updates.after_pairs(state, local, fields.unpack(numbers), chosen)
+
+
 def _apply_half_scores(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     sums = message(Phase.HALF_SCORES, local).unpack(broadcast.common.values)
     state = plus_updates.after_variances(state, local, sums)
     own = [broadcast.only(int(member)) for member in context.local_index]
@@ -512,14 +564,14 @@ def _apply_half_scores(context: Context, state: PlusState, broadcast: Broadcast)
 
 
 def _apply_gate(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     sums = message(Phase.GATE, local).unpack(broadcast.common.values)
     state = plus_updates.after_variances(state, local, sums)
     return plus_structure.gate(state, local, sums["gains"], sums["gain_squares"])
 
 
 def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     sums = message(Phase.VARIANCES, local).unpack(broadcast.common.values)
     if state.clusters.fits and sums["gains"][0] < 0:  # all in all clusters do not help: back to what was
         clusters = replace(state.clusters.without_fits, whole=True)  # with what was learned from others
@@ -528,7 +580,7 @@ def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -
 
 
 def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     fields = message(Phase.CLUSTER_FIT, local)
     received: dict[int, Counter[bytes]] = {}
     for member, name in zip(context.local_index.tolist(), state.clusters.number.tolist(), strict=True):
@@ -545,11 +597,11 @@ def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast
 
 
 def _apply_cluster_means(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     means = broadcast.common.values.reshape(-1, local.q)
     state = replace(state, clusters=replace(state.clusters, count=len(means)))
     return plus_structure.choose_clusters(state, local, means)
 
 
 def _apply_directions(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    return plus_structure.take_directions(state, context.derived, broadcast.common.values)
+    return plus_structure.take_directions(state, local_of(context, state), broadcast.common.values)

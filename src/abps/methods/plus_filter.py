@@ -24,6 +24,9 @@ SHORTEN, EXCLUDE = 1.8, 3.0
 #: Rows may differ by this factor from what a member reported, in medians of all.
 ROWS_FACTOR = 1.6
 
+#: The most standard errors that one member's score of a pair of columns may count for.
+LONGEST_PAIR = 5.0
+
 #: Members that a coordinator needs to compare before it judges distances.
 FEWEST = 6
 
@@ -67,6 +70,16 @@ def screen(
     return Screened(accepted, reason, scores)
 
 
+def bounded_pairs(score: Floats, information: Floats, screened: Screened) -> tuple[Floats, Floats]:
+    """Sums (terms, candidates) of the scores and information (n, terms, candidates) of pairs of columns; no
+    member's score counts for more than :data:`LONGEST_PAIR` of its own standard errors."""
+    if len(score) > 1:
+        most = LONGEST_PAIR * np.sqrt(information)
+        score = np.clip(score, -most, most)
+    fine = screened.accepted
+    return score[fine].sum(axis=0), information[fine].sum(axis=0)
+
+
 def _possible(
     phase: Phase,
     parts: dict[str, Floats],
@@ -87,7 +100,9 @@ def _possible(
         usual = np.median(ratio[finite]) if finite.any() else 1.0
         near = (ratio <= ROWS_FACTOR * usual) & (ratio >= usual / ROWS_FACTOR)
         fine &= near | (np.abs(parts["rows"][:, 0] - reported * usual) <= 10)
-    elif phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
+    elif phase in (Phase.COMMON_FIT, Phase.PAIRS, Phase.CLUSTER_FIT):
+        if phase is Phase.PAIRS:
+            fine &= (parts["pair_information"] >= 0).all(axis=1)
         fine &= (parts["losses"] >= 0).all(axis=1) & (parts["raw"][:, 0] >= 0)
     else:
         count = np.bincount(local.group[local.group >= 0], minlength=local.groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from abps.core.arrays import Weights
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
-from abps.methods.base import Floats, Ints, Models
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.models import families, structure
 from abps.models.common_fit import FRACTIONS, FitState
 from abps.models.families import Family
 from abps.models.hierarchical import CenterRows, CommonModel
+from abps.models.interactions import PairTerms, candidates
 from abps.wire.fields import Fields
 from abps.wire.number_lists import Field
 
@@ -38,6 +39,7 @@ class Phase(Enum):
 
     START = "start"
     COMMON_FIT = "common fit"
+    PAIRS = "common fit and pairs of columns"
     HALF_SCORES = "variances and half scores"
     GATE = "variances and held-out gains"
     VARIANCES = "variances"
@@ -53,11 +55,36 @@ class LocalRows:
 
     rows: training and validation rows.  group: (q,) coefficients that share a penalty and a variance, -1 for
     constants.  half: (rows,) which rows are in the first half of their center.
+    source: (inputs,) the table's column of each.  pairs: how many columns at the end are pair terms.
     """
 
     rows: CenterRows
     group: NDArray[np.int64]
     half: NDArray[np.bool_]
+    source: NDArray[np.int64]
+    pairs: int = 0
+    _with: dict[bytes, LocalRows] = field(default_factory=dict, repr=False)
+
+    def with_pairs(self, pairs: PairTerms) -> LocalRows:
+        """The same with pair terms as further columns, before the constant; kept until there are others."""
+        if not pairs.count:
+            return self
+        key = pairs.left.tobytes() + pairs.right.tobytes()
+        if key not in self._with:
+            self._with.clear()
+            x = np.concatenate([self.rows.x, pairs.of(self.rows.x)], axis=1)
+            shape, last = self.rows.shape, self.groups
+            more = last + np.arange(self.terms)[:, None] + np.zeros(pairs.count, dtype=np.int64)
+            own = self.group.reshape(shape)
+            group = np.concatenate([own[:, :-1], more, own[:, -1:]], axis=1).ravel()
+            rows = replace(self.rows, x=x)
+            self._with[key] = LocalRows(rows, group, self.half, self.source, pairs.count)
+        return self._with[key]
+
+    @property
+    def candidates(self) -> int:
+        """Pairs of columns that may be used."""
+        return len(candidates(int(self.source.max(initial=-1)) + 1)[0])
 
     @property
     def q(self) -> int:
@@ -156,6 +183,7 @@ class PlusState(Models):
 
     exchanges: how many are done.  fit: the common fit.  variance: (q,) of deviations.  dispersion: of the
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
+    information: of all rows about an intercept.  pairs: pairs of columns that are terms of the model.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
     plain: the same as ``own`` without structure, and the variance (q,) that it had.
     resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
@@ -167,6 +195,8 @@ class PlusState(Models):
     dispersion: float
     scale: Floats
     rows: float
+    information: float
+    pairs: PairTerms
     own: OwnSums
     clusters: ClusterState
     plain: OwnSums
@@ -207,16 +237,38 @@ def local_rows(data: Prepared, order: Floats) -> LocalRows:
     family = family_of(own.outcome)
     rows = CenterRows(own.x, own.y.astype(np.float64), own.start, family)
     groups = column_groups(data.columns, len(family.mix))
-    return LocalRows(rows, groups, structure.halves(rows, order))
+    return LocalRows(rows, groups, structure.halves(rows, order), column_sources(data))
 
 
-def as_models(modes: Floats, local: LocalRows) -> Weights:
-    """(r, P) coefficients, then intercepts, as linear models have them, from (r, q)."""
+def column_sources(data: Prepared) -> NDArray[np.int64]:
+    """(inputs,) which column of the table every input comes from: levels and smooth terms share one."""
+    known = {} if data.book is None else {column.name: column.source for column in data.book.columns}
+    names = [name.partition(" ~")[0] for name in data.columns]
+    return np.unique([known.get(name, name) for name in names], return_inverse=True)[1].astype(np.int64)
+
+
+def local_of(context: Context, state: PlusState) -> LocalRows:
+    """The rows of the centers here, with the pair terms that are in use."""
+    local: LocalRows = context.derived
+    return local.with_pairs(state.pairs)
+
+
+def as_models(modes: Floats, local: LocalRows, pairs: PairTerms) -> Weights:
+    """(r, P) coefficients, then intercepts, as linear models have them, then pair terms, from (r, q)."""
     family = local.rows.family
     shaped = modes.reshape(len(modes), *local.rows.shape)
     level = shaped[:, :, -1] @ family.mix + family.baseline
-    flat = np.concatenate([shaped[:, :, :-1].reshape(len(modes), -1), level], axis=1)
-    return flat.astype(np.float32)
+    columns = shaped.shape[2] - 1 - pairs.count
+    flat = np.concatenate([shaped[:, :, :columns].reshape(len(modes), -1), level], axis=1)
+    return pairs.appended(flat.astype(np.float32), shaped[:, :, columns:-1])
+
+
+def widened(values: Floats, local: LocalRows, count: int, fill: float = 0.0) -> Floats:
+    """(..., q + terms * count) values (..., q) with so many pair terms before every constant."""
+    shaped = values.reshape(*values.shape[:-1], *local.rows.shape)
+    more = np.full((*shaped.shape[:-1], count), fill)
+    wide = np.concatenate([shaped[..., :-1], more, shaped[..., -1:]], axis=-1)
+    return wide.reshape(*values.shape[:-1], -1)
 
 
 def common_model(state: PlusState, local: LocalRows) -> CommonModel:
@@ -237,8 +289,12 @@ def message(phase: Phase, local: LocalRows) -> Fields:
         intercepts = {name: Field("single", terms) for name in ("shift", "shift_squares", "doubt")}
         curvature = {"diagonal": Field("half", q), "middle": Field("small", q)}
         return Fields(score | curvature | intercepts | {"loss": one, "raw": one, "rows": one, "members": one})
+    fit = score | {"losses": Field("single", len(FRACTIONS)), "raw": one}
+    if phase is Phase.PAIRS:
+        pairs = Field("small", local.terms * local.candidates)
+        return Fields(fit | {"pair_scores": pairs, "pair_information": pairs})
     if phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
-        return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": one})
+        return Fields(fit)
     gains = Field("single", len(structure.CANDIDATES))
     return Fields(
         score
@@ -262,6 +318,14 @@ def fold_message(local: LocalRows) -> Fields:
 def directions_message(local: LocalRows) -> Fields:
     """Shared directions of all centers."""
     return Fields({"loadings": Field("small", local.q - 1, structure.DIMENSIONS)})
+
+
+def chosen_message(count: int, terms: int) -> Fields:
+    """Pairs of columns that earned their place: which, and the sums of their scores and information."""
+    sums = Field("single", count, terms)
+    return Fields(
+        {"first": Field("place", count), "second": Field("place", count), "score": sums, "information": sums}
+    )
 
 
 def triangle_message(q: int) -> Fields:

@@ -23,6 +23,7 @@ from abps.methods.plus_state import (
     directions_message,
     fold_message,
     half_scores_message,
+    local_of,
 )
 from abps.models import common_fit, structure
 from abps.models.common_fit import FitState
@@ -141,7 +142,7 @@ def take_directions(state: PlusState, local: LocalRows, values: Floats) -> PlusS
 
 def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> PlusState:
     """The state with shared directions and clusters; own: what each center here was sent."""
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     fields = fold_message(local)
     scale = np.delete(state.scale, local.constants)
     loadings = np.zeros_like(state.clusters.loadings)

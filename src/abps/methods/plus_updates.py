@@ -8,7 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.methods.base import Context, Decisions, Floats
-from abps.methods.plus_state import LocalRows, OwnSums, PlusState, square
+from abps.methods.plus_state import (
+    ClusterState,
+    LocalRows,
+    OwnSums,
+    PlusState,
+    local_of,
+    square,
+    widened,
+)
 from abps.models import common_fit
 from abps.models.common_fit import VarianceSums
 from abps.models.hierarchical import (
@@ -18,6 +26,7 @@ from abps.models.hierarchical import (
     alone,
     posterior,
 )
+from abps.models.interactions import PairTerms, column_effects
 from abps.models.structure import with_loadings
 
 #: While the common model is fitted intercepts are nearly free: its loss is then close to quadratic.
@@ -67,7 +76,14 @@ def after_start(
     fit = replace(fit, base=(point, score, np.inf))
     full = state.variance.copy()
     full[local.constants] = variance
-    return replace(state, fit=fit, variance=full, scale=size, rows=float(sums["rows"][0]))
+    return replace(
+        state,
+        fit=fit,
+        variance=full,
+        scale=size,
+        rows=float(sums["rows"][0]),
+        information=float(weight.mean()),
+    )
 
 
 def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
@@ -80,6 +96,67 @@ def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> P
     ratio = dispersion / state.dispersion
     scale = state.scale / np.sqrt(ratio)
     return replace(state, fit=common_fit.with_dispersion(fit, ratio), dispersion=dispersion, scale=scale)
+
+
+def effects_of(state: PlusState, local: LocalRows) -> Floats:
+    """(columns, inputs + 1) what the strongest columns say in the common model; ``local`` without pairs."""
+    fit = state.fit
+    mean = fit.point.reshape(local.rows.shape)
+    return column_effects(mean, fit.curvature, fit.middle, state.information, local.source)
+
+
+def after_pairs(
+    state: PlusState, local: LocalRows, sums: dict[str, Floats], chosen: dict[str, Floats]
+) -> PlusState:
+    """One quasi-Newton step, with pair terms as further columns where some earned their place.
+
+    chosen: first and second (pairs,) columns, and the sums (terms * pairs,) of their scores and information.
+    """
+    effects = effects_of(state, local)
+    state, count = after_step(state, local, sums), len(chosen["first"])
+    if not count:
+        return state
+    first, second = chosen["first"].astype(np.int64), chosen["second"].astype(np.int64)
+    if max(first.max(), second.max()) >= len(effects) or not (chosen["information"] > 0).all():
+        raise ValueError("pairs of columns that do not exist")
+    pairs = PairTerms(effects[first], effects[second])
+    wide = local.with_pairs(pairs)
+    at = np.flatnonzero(wide.group >= local.groups)
+
+    def widen(values: Floats, further: Floats | float = 0.0) -> Floats:
+        found = widened(values, local, count)
+        found[..., at] = further
+        return found
+
+    fit = state.fit
+    assert fit.base is not None
+    point, score, loss = fit.base
+    base = (widen(point), widen(score, chosen["score"]), loss)
+    curvature = widen(widen(fit.curvature).T)
+    curvature[at, at] = chosen["information"]
+    penalty = widen(fit.penalty, FIRST_PENALTY * state.rows)
+    target = curvature @ base[0] + base[1]
+    penalty, aim = common_fit.evidence_penalties(curvature, target, penalty, wide.group)
+    fit = replace(
+        fit,
+        point=aim,
+        curvature=curvature,
+        penalty=penalty,
+        group=wide.group,
+        middle=widen(fit.middle),
+        base=base,
+    )
+    return replace(
+        state,
+        fit=fit,
+        pairs=pairs,
+        variance=widen(state.variance),
+        scale=widen(state.scale, np.sqrt(chosen["information"])),
+        own=OwnSums.none(wide),
+        clusters=ClusterState.none(wide),
+        plain=OwnSums.none(wide),
+        plain_variance=widen(state.plain_variance),
+    )
 
 
 def after_variances(
@@ -247,7 +324,7 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
     prior mean is one of the cluster's rows and of the common model, which is a mean over all. ``weight``: the
     share of a center's own rows (peer itself), of every peer in its cluster, of all centers (peer nobody).
     """
-    local: LocalRows = context.derived
+    local = local_of(context, state)
     sizes = np.asarray(context.sizes(), dtype=np.float64)
     rows: list[tuple[int, int, str, float, str]] = []
     clusters = state.clusters

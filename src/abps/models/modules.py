@@ -28,6 +28,7 @@ from abps.models.layout import answering
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
 from abps.models.models import initial_weights, layout_of
+from abps.models.native_learners import with_pairs
 from abps.models.torch_losses import mean_loss
 from abps.models.training import PLAIN, Contrast, Gaussian, Objective
 
@@ -228,7 +229,10 @@ class ModuleLearner(BaseLearner):
                 answers.append(found.reshape(-1, outputs).cpu().numpy())
         values = np.concatenate(answers)
         values = values[:, 0] if outputs == 1 else values
-        return Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
+        found = Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
+        if not self.training.linear:
+            return found
+        return with_pairs(found, w[:, self.layout.size :], rows, owner, self.data.outcome.mix)
 
     def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner."""

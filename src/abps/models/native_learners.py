@@ -169,6 +169,12 @@ class LinearLearner(NativeLearner):
     def _takes(self, objective: Objective) -> bool:
         return objective.simple
 
+    def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        size = self.layout.size
+        found = super().logits(w[:, :size], rows, owner)
+        return with_pairs(found, w[:, size:], rows, owner, self._mix)
+
     def _train(self, members: Ints, before: Weights, after: Weights, what: LocalRound) -> None:
         rows, size = self.data.train, before.shape[1]
         work = (
@@ -225,6 +231,22 @@ class LinearLearner(NativeLearner):
         """(m, b, terms * d) what every input adds to every term, of models (m, P) on rows (m, b, d)."""
         terms = w[:, : len(self._mix) * x.shape[2]].reshape(len(w), 1, len(self._mix), -1)
         return (x[:, :, None] * terms).reshape(*x.shape[:2], -1)
+
+
+def with_pairs(
+    found: Segments, tails: Weights, rows: Rows, owner: Ints | None, mix: NDArray[np.float32]
+) -> Segments:
+    """Answers of linear models with what pair terms at their end (models, numbers) add."""
+    if not tails.shape[1]:
+        return found
+    from abps.models.interactions import pair_logits  # brings SciPy along
+
+    values = shaped(found.values)
+    for k, tail in enumerate(tails):
+        i = k if owner is None else int(owner[k])
+        mine = rows.x[rows.start[i] : rows.start[i + 1]]
+        values[found.start[k] : found.start[k + 1]] += pair_logits(tail, mine, mix)
+    return found
 
 
 def held(w: Weights) -> Weights:
