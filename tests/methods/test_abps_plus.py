@@ -35,6 +35,36 @@ def test_it_beats_every_center_alone_and_a_run_repeats(small):
     assert len(sums) == 12 and sums == pytest.approx(1.0)
 
 
+def _with_product(strength, seed=4):
+    """Ten hospitals; the outcome depends on two columns and on their product."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((4000, 4))
+    z = 0.8 * x[:, 0] - 0.6 * x[:, 1] + strength * x[:, 0] * x[:, 1] - 0.5
+    columns = {f"x{k}": x[:, k] for k in range(4)}
+    frame = pl.DataFrame(columns).with_columns(
+        y=pl.Series((rng.random(4000) < 1 / (1 + np.exp(-z))).astype(int)),
+        h=pl.Series([f"h{k}" for k in rng.integers(0, 10, 4000)]),
+    )
+    return abps.federation(frame, label="y", center="h")
+
+
+@pytest.mark.parametrize("settings", [{}, {"secure": "yes"}])
+def test_a_pair_of_columns_is_found_where_there_is_one(settings):
+    federation = _with_product(0.8)
+    run = abps.simulate(federation, "abps-plus", seed=3, settings=settings)
+    additive = abps.simulate(federation, "abps-plus", seed=3, settings=settings | {"interactions": "no"})
+    assert run.rounds == additive.rounds == 8
+    assert run.auroc.mean > additive.auroc.mean + 0.01
+    assert run.models.shape[1] > additive.models.shape[1]
+
+
+def test_without_interactions_nothing_changes():
+    federation = _with_product(0.0, seed=5)
+    run = abps.simulate(federation, "abps-plus", seed=3)
+    additive = abps.simulate(federation, "abps-plus", seed=3, settings={"interactions": "no"})
+    assert np.array_equal(run.models, additive.models)
+
+
 def test_other_models_are_refused():
     with pytest.raises(abps.RequestError, match="linear or gam"):
         configure("abps-plus", {"model": "mlp"})

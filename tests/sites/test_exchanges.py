@@ -11,6 +11,7 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.engine.simulate import simulate
 from abps.methods.coordinated import coordinators
+from abps.models import interactions
 from abps.sites.coordinator.job_report import StudyFinished
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Command, Timeouts
@@ -46,22 +47,28 @@ def drawn(given, t):
     return [given.names[k] for k in coordinators(11, t, center_ids(given.names))]
 
 
-@pytest.mark.parametrize(("method", "rounds"), [(MEAN, 6), ("abps-plus", 12)])
-def test_sites_do_what_the_simulation_does(six, tmp_path, method, rounds):
+@pytest.mark.parametrize(
+    ("method", "rounds", "pairs"), [(MEAN, 6, False), ("abps-plus", 12, False), ("abps-plus", 12, True)]
+)
+def test_sites_do_what_the_simulation_does(six, tmp_path, monkeypatch, method, rounds, pairs):
     """Two jobs, the sites closed in between; the study ends when the method is done."""
+    if pairs:  # every candidate earns its place
+        monkeypatch.setattr(interactions, "FALSE_SHARE", 1.1)
+        monkeypatch.setattr(interactions, "LEAST_INFORMATION", 0.0)
     agreement = six.agreement(method, rounds=rounds)
     spent = 0
-    for job in (2, rounds):
+    for job in (6 if pairs else 2, rounds):
         network = opened(six, agreement, tmp_path)
         report = Scheduler(network, agreement, job, QUICK).run(six.names)
         spent += report.to_json()["bytes"]["control"]
-        if job == 2:
+        if job < rounds:
             close(network)
     run = simulate(six.together, method, seed=11, rounds=rounds)
     assert report.rounds[-1].round == run.rounds and report.stopped_early == (run.rounds < rounds)
     np.testing.assert_allclose(models(network, six.names), run.models, atol=1e-4)
     np.testing.assert_allclose(report.rounds[-1].validation, run.history.validation_auroc[-1], atol=1e-6)
     assert spent == run.bytes.control + run.bytes.edge
+    assert (run.models.shape[1] > network.sites[six.names[0]].context.learner.layout.size) == pairs
     with pytest.raises(StudyFinished):
         Scheduler(network, agreement, 1, QUICK).run(six.names)
     close(network)

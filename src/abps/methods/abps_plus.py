@@ -176,7 +176,7 @@ class ABPSPlus(CoordinatedMethod):
         variance[local.constants] = FIRST_INTERCEPT_VARIANCE
         zero = np.zeros((context.r, q))
         return PlusState(
-            as_models(zero, local, PairTerms.none(local.rows.x.shape[1])),
+            as_models(zero, local),
             0,
             fit,
             variance,

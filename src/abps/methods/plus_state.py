@@ -253,8 +253,9 @@ def local_of(context: Context, state: PlusState) -> LocalRows:
     return local.with_pairs(state.pairs)
 
 
-def as_models(modes: Floats, local: LocalRows, pairs: PairTerms) -> Weights:
+def as_models(modes: Floats, local: LocalRows, pairs: PairTerms | None = None) -> Weights:
     """(r, P) coefficients, then intercepts, as linear models have them, then pair terms, from (r, q)."""
+    pairs = PairTerms.none(local.rows.x.shape[1]) if pairs is None else pairs
     family = local.rows.family
     shaped = modes.reshape(len(modes), *local.rows.shape)
     level = shaped[:, :, -1] @ family.mix + family.baseline
