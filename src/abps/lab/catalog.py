@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from abps.lab.rivals.bnn import BNN
+from abps.lab.rivals.boosting import HistogramBoosting
+from abps.lab.rivals.clustered import ClusteredFedAvg
 from abps.lab.rivals.dac import DAC
 from abps.lab.rivals.decefl import DeceFL
 from abps.lab.rivals.defta import DeFTA
@@ -17,10 +19,13 @@ from abps.lab.rivals.facade import Facade
 from abps.lab.rivals.fedavgm import FedAvgM
 from abps.lab.rivals.feddyn import FedDyn
 from abps.lab.rivals.fedfomo import FedFomo
+from abps.lab.rivals.fedmap import FedMAP
 from abps.lab.rivals.fedrep import FedRep
 from abps.lab.rivals.gossip import Gossip
 from abps.lab.rivals.ifca import IFCA
+from abps.lab.rivals.mixed_model import MixedModel
 from abps.lab.rivals.moon import MOON
+from abps.lab.rivals.one_shot import ODAL
 from abps.lab.rivals.pens import PENS
 from abps.lab.rivals.pfedgraph import PFedGraph, PFedGraphPeers
 from abps.lab.rivals.scaffold import Scaffold
@@ -83,6 +88,13 @@ RIVALS: Final[dict[str, Entry]] = {
     "scaffold": Entry(Scaffold(), "star", "FedAvg with control variates", "Karimireddy et al. 2020"),
     "fedrep": Entry(FedRep(), "star", "private head first, then common trunk", "Collins et al. 2021"),
     "ditto": Entry(Ditto(), "star", "FedAvg and a personal model near it", "Li et al. 2021"),
+    "fedmap": Entry(FedMAP(), "star", "own models around a common one, a posteriori", "Zhang et al. 2024"),
+    "clustered": Entry(ClusteredFedAvg(), "star", "FedAvg inside clusters of displacements", "control"),
+    "odal": Entry(ODAL(), "sums", "a regression in three exchanges, by a surrogate", "Duan et al. 2020"),
+    "glmm": Entry(
+        MixedModel(), "sums", "a regression with random intercepts, from sums", "Li et al. 2022 (dPQL)"
+    ),
+    "boosting": Entry(HistogramBoosting(), "sums", "trees from summed histograms", "Chen and Guestrin 2016"),
     "decefl": Entry(DeceFL(), "p2p", "gossip with two neighbours on a ring", "Yuan et al. 2024"),
     "defta": Entry(DeFTA(), "p2p", "peers by trust, corrected for outdegree", "Zhou et al. 2024"),
     "wpfed": Entry(WPFed(), "p2p", "neighbours by likeness and rankings", "Chen et al. 2024"),

@@ -1,0 +1,152 @@
+"""A logistic mixed model with random intercepts from sums alone, in the way of dPQL and COLA-GLMM.
+
+    logit P(y = 1 | x, center i) = a + u_i + x'b,    u_i ~ N(0, τ²)
+
+Every exchange is one step of penalised quasi-likelihood (Breslow and Clayton 1993): a center finds its own
+u_i for the a, b and τ² that were sent, and uploads gradient and curvature of (a, b) with u_i profiled out,
+u_i² and its degrees of freedom. All are summed, so masked sums suffice. The coordinator takes a Newton step
+and renews τ² and a ridge penalty per kind of column by evidence: variance = Σ squares / Σ freedom.
+
+dPQL (Li et al. 2022) and COLA-GLMM (2025) have no penalty; the latter sends counts of every pattern of
+covariates once, which needs few categories. Their fits are what this one gives without the penalty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import expit
+
+from abps.methods.base import Context, Floats, Ints, Models, Stopping
+from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
+from abps.models.penalised import row_losses
+from abps.models.training import Training
+from abps.wire.number_lists import Field, NumberList
+
+#: Bounds of τ² and of penalties; where they begin.
+VARIANCES, PENALTIES, FIRST_VARIANCE, FIRST_PENALTY = (1e-4, 25.0), (0.1, 1e5), 0.1, 10.0
+
+#: Changes below this end the search. A loss that grows by more than this share of it halves the step.
+TOLERANCE, SLACK = 1e-3, 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class MixedState(Models):
+    """models: (r, P) with own intercepts.  w: (1 + columns,) a and b.  before: those of the last exchange.
+
+    loss: at ``before``, penalised as now.  variance: τ².  penalty: (kinds,).  done: nothing changes any more.
+    """
+
+    w: Floats
+    before: Floats
+    loss: float
+    variance: float
+    penalty: Floats
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class MixedModel(CoordinatedMethod):
+    """A random intercept for every center, all else in common."""
+
+    only_binary: ClassVar[str] = "it is a logistic regression; leave it out"
+
+    training: Training = field(default_factory=lambda: Training.of("gam", standardise="common"))
+    stop: Stopping = field(default_factory=lambda: Stopping(rounds=25))
+
+    def between_sites(self) -> str:
+        """Why it does not run between sites."""
+        return "it is a rival for simulations"
+
+    def sums_only(self, t: int) -> bool:
+        """Always."""
+        return True
+
+    def finished(self, state: MixedState) -> bool:
+        """Whether nothing changes any more."""
+        return state.done
+
+    def init(self, context: Context) -> MixedState:
+        """No effects."""
+        width, kinds = context.data.width + 1, int(column_kinds(context.data.columns).max(initial=0)) + 1
+        models, penalty = np.zeros((context.r, width), np.float32), np.full(kinds, FIRST_PENALTY)
+        return MixedState(models, np.zeros(width), np.zeros(width), np.inf, FIRST_VARIANCE, penalty)
+
+    def upload(self, context: Context, state: MixedState, t: int) -> Upload:
+        """Sums at the coefficients that were sent."""
+        width = len(state.w)
+        half, lists = np.triu_indices(width), []
+        for i in range(context.r):
+            rows = context.data.train.only(i)
+            design, y = np.column_stack([np.ones(len(rows.y)), rows.x]).astype(np.float64), rows.y
+            u = own_intercept(design @ state.w, y, state.variance)
+            chance = expit(design @ state.w + u)
+            weight = chance * (1.0 - chance)
+            crossed, total = design.T @ weight, weight.sum() + 1.0 / state.variance
+            curvature = (design * weight[:, None]).T @ design - np.outer(crossed, crossed) / total
+            loss = row_losses(design @ state.w + u, y).sum() + u**2 / (2 * state.variance)
+            freedom = 1.0 - 1.0 / (total * state.variance)
+            lists.append(np.concatenate([curvature[half], design.T @ (y - chance), [loss, u**2, freedom]]))
+        return Upload.encode(lists, [(Field("single", len(values)),) for values in lists])
+
+    def aggregate(self, context: Context, state: MixedState, uploads: Floats, t: int) -> Broadcast:
+        """The next coefficients, τ² and penalties."""
+        total, width = np.nansum(uploads, axis=0), len(state.w)
+        kinds = column_kinds(context.data.columns)
+        weight = np.concatenate([[1e-8], state.penalty[kinds]])
+        loss = float(total[-3] + 0.5 * weight @ state.w**2)
+        if loss > state.loss * (1.0 + SLACK):  # the step was too long
+            return _reply(replace(state, w=(state.w + state.before) / 2))
+        curvature = np.zeros((width, width))
+        curvature[np.triu_indices(width)] = total[: width * (width + 1) // 2]
+        curvature = curvature + np.triu(curvature, 1).T
+        inverse = np.linalg.inv(curvature + np.diag(weight))
+        step = inverse @ (total[-3 - width : -3] - weight * state.w)
+        w = state.w + step
+        freedom = np.bincount(kinds, 1.0 - weight[1:] * np.diag(inverse)[1:], len(state.penalty))
+        squares = np.bincount(kinds, w[1:] ** 2, len(state.penalty))
+        penalty = np.clip(freedom / np.maximum(squares, 1e-12), *PENALTIES)
+        variance = float(np.clip(total[-2] / max(total[-1], 1e-12), *VARIANCES))
+        changes = (*np.log(penalty / state.penalty), np.log(variance / state.variance), *step)
+        done = bool(np.abs(changes).max() < TOLERANCE)
+        known = float(total[-3] + 0.5 * np.concatenate([[1e-8], penalty[kinds]]) @ state.w**2)
+        return _reply(MixedState(state.models, w, state.w, known, variance, penalty, done))
+
+    def apply_broadcast(
+        self, context: Context, state: MixedState, broadcast: Broadcast, t: int
+    ) -> MixedState:
+        """The coefficients of all, and the own intercept under them."""
+        values, width = broadcast.common.values, len(state.w)
+        w, before, (loss, variance, done) = values[:width], values[width : 2 * width], values[2 * width :][:3]
+        models = np.tile(np.append(w[1:], w[0]).astype(np.float32), (context.r, 1))
+        for i in range(context.r):
+            rows = context.data.train.only(i)
+            models[i, -1] += own_intercept(w[0] + rows.x @ w[1:], rows.y, variance)
+        return MixedState(models, w, before, float(loss), float(variance), values[2 * width + 3 :], done > 0)
+
+
+def _reply(state: MixedState) -> Broadcast:
+    """What all members need to go on."""
+    numbers = [min(state.loss, 1e30), state.variance, state.done]
+    values = np.concatenate([state.w, state.before, numbers, state.penalty])
+    return Broadcast(NumberList.of(values, (Field("single", len(values)),)))
+
+
+def own_intercept(z: Floats, y: Floats, variance: float) -> float:
+    """The mode of a center's intercept beside the linear predictor z (rows,), by Newton's method."""
+    u = 0.0
+    for _ in range(30):
+        chance = expit(z + u)
+        step = ((y - chance).sum() - u / variance) / ((chance * (1.0 - chance)).sum() + 1.0 / variance)
+        u += float(np.clip(step, -2.0, 2.0))
+        if abs(step) < 1e-8:
+            break
+    return u
+
+
+def column_kinds(columns: tuple[str, ...]) -> Ints:
+    """(columns,) yes/no columns, straight parts and bends of numbers: each kind has a penalty."""
+    part = [min(int(name.partition(" ~")[2] or 0), 2) for name in columns]
+    return np.unique(part, return_inverse=True)[1].astype(np.int64)
