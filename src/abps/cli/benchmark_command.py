@@ -14,7 +14,7 @@ from abps.core.errors import RequestError, nearest
 def benchmark(
     out: options.Out,
     methods: Annotated[
-        str, typer.Option(help="Methods with commas between; also package.module:CONFIG.")
+        str, typer.Option(help="Methods with commas between; also package.module:CONFIG, and method@model.")
     ] = "fedavg,feddyn,random-k1,abps-plus",
     federations: Annotated[
         str, typer.Option(help="Names with commas between, real, synthetic, or all (what is there).")
@@ -29,6 +29,11 @@ def benchmark(
         str, typer.Option(help="Repeats: new folds of a table, new worlds of a generator.")
     ] = "11,22,33",
     model: Annotated[str, typer.Option(help="What every method shares: gam, linear or mlp.")] = "gam",
+    codec: Annotated[str, typer.Option(help="How all methods that send weights write them.")] = "bf16",
+    rows: Annotated[
+        int,
+        typer.Option(help="Cut larger federations to whole hospitals with so many rows; 0: as described."),
+    ] = 0,
     folds: Annotated[int, typer.Option(help="Folds; every patient is scored out of fold.")] = 5,
     jobs: Annotated[int | None, typer.Option(help="Processes.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the federations and what is missing.")] = False,
@@ -77,10 +82,9 @@ def benchmark(
         raise RequestError(f"--seeds {seeds}: write whole numbers with commas between") from error
     unique = list({each.name: each for each in chosen}.values())
     asked_methods, screen = options.split(methods), options.terminal(stderr=True)
-    rows = lab.run_benchmark(
-        unique, asked_methods, repeats, data_folder, out, model, folds, jobs, screen.print
-    )
-    frame = lab.to_frame(rows)
-    benchmark_page.write(frame, out)
+    setup = lab.Setup(model, codec, folds, rows, jobs)
+    found = lab.run_benchmark(unique, asked_methods, repeats, data_folder, out, setup, screen.print)
+    frame = lab.to_frame(found.rows)
+    benchmark_page.write(found, out)
     console.print(benchmark_page.conclusion(lab.ranking(frame)))
     console.print(f"written: {out / 'benchmark.html'}, {out / 'benchmark.csv'}")

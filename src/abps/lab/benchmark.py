@@ -1,7 +1,8 @@
-"""The benchmark: methods × federations, cross-fitted, with intervals, ranks, bytes and harm.
+"""The benchmark: methods × federations, cross-fitted, with intervals, ranks, bytes, calibration and harm.
 
 Every federation is a study of its own (resumable, in its own folder). On a real table the repeats divide the
-patients anew; of a generator every repeat is a new world, and intervals are over worlds.
+patients anew; of a generator every repeat is a new world, and intervals are over worlds. All methods share
+the folds, the model and the codec of the weights they send; bytes are those of both directions.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 from scipy import stats
 
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
 from abps.engine.result import Run
+from abps.evaluate.calibration import calibration, expit
 from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import Measured, measured
-from abps.lab.suite import Description, make_federation, suite
+from abps.evaluate.paired import PairedCells
+from abps.lab.suite import Description, make_federation, smaller, suite
+from abps.methods.catalog import find
+from abps.methods.settings import names
 from abps.study.compare import Study, compare
 from abps.study.plan import slug
 
@@ -33,11 +39,45 @@ BESIDE = (ALONE, POOLED, "glm-exact")
 #: A hospital is worse off if it loses more than this to its own model.
 RELEVANT = 0.02
 
+#: Expected events from which a hospital's observed and expected numbers are compared.
+ENOUGH = 10
+
+#: Questions that two methods answer: what it asks, the method that should win, and the other.
+QUESTIONS = (
+    ("bandit selection beats random pairs", "abps-pq-k1", "random-k1"),
+    ("rest pays", "abps-k1-rests", "abps-k1-never-rests"),
+    ("abps-plus beats random intercepts alone", "abps-plus", "glmm"),
+    ("abps-plus beats clustered FedAvg", "abps-plus", "clustered"),
+    ("abps-plus beats FedAvg", "abps-plus", "fedavg"),
+)
+
+#: Lower ends of classes of hospitals by their events.
+SIZES = (0, 10, 20, 50, 100, 200)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all methods of a benchmark share.
+
+    model: what they train; references have their own, and ``method@model`` another.  codec: of weights sent;
+    methods that send sums or scores have a form of their own.  folds: every patient is scored out of fold.
+    rows: larger federations are cut to whole hospitals with at most so many rows; 0: as described.
+    jobs: processes.
+    """
+
+    model: str = "gam"
+    codec: str = "bf16"
+    folds: int = 5
+    rows: int = 0
+    jobs: int | None = None
+
 
 @dataclass(frozen=True)
 class Row:
     """One method on one federation; differences are in the main measure, with 95 % intervals.
 
+    codec: of weights; sums: of numbers that are no weights.  loss: log-loss.  slope: calibration slope.
+    expected_ratio: observed over expected events.  expected_error: mean |log of it| over hospitals.
     worse_off: share of scored hospitals that measure more than 0.02 below their own model.
     kilobytes: all that one hospital sends and receives.  seconds: of one repeat.
     """
@@ -45,10 +85,14 @@ class Row:
     federation: str
     real: bool
     method: str
+    codec: str
     centers: int
     repeats: int
     score: float
     loss: float
+    slope: float
+    expected_ratio: float
+    expected_error: float
     to_pooled: float
     to_pooled_low: float
     to_pooled_high: float
@@ -61,9 +105,56 @@ class Row:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """The answer of one federation to a question: first minus second, in AUROC and in log-loss saved."""
+
+    question: str
+    federation: str
+    real: bool
+    first: str
+    second: str
+    auroc: float
+    auroc_low: float
+    auroc_high: float
+    loss: float
+    loss_low: float
+    loss_high: float
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """Hospitals with a number of events, and what a method gains there on a hospital's own model.
+
+    better: share of hospitals with the smaller log-loss.
+    """
+
+    federation: str
+    method: str
+    least_events: int
+    hospitals: int
+    auroc: float
+    loss: float
+    better: float
+
+
+@dataclass(frozen=True, eq=False)
+class BenchmarkResult:
+    """What a benchmark found."""
+
+    rows: tuple[Row, ...] = ()
+    contrasts: tuple[Contrast, ...] = ()
+    sizes: tuple[SizeClass, ...] = ()
+
+    def __add__(self, more: BenchmarkResult) -> BenchmarkResult:
+        return BenchmarkResult(
+            self.rows + more.rows, self.contrasts + more.contrasts, self.sizes + more.sizes
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One study's runs by method, and the measures of their rows."""
+    """One federation's runs by method, and the measures of their rows."""
 
     runs: Mapping[str, Sequence[Run]]
     scores: Measured
@@ -76,31 +167,22 @@ def run_benchmark(
     seeds: Sequence[int],
     folder: Path | None,
     out: Path | None,
-    model: str = "gam",
-    folds: int = 5,
-    jobs: int | None = None,
+    setup: Setup = Setup(),
     progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """All methods on all federations; what is finished in ``out`` is not computed again.
-
-    model: what every method shares; references have their own.
-    """
-    rows: list[Row] = []
-    asked = [method for method in methods if method not in BESIDE]
+) -> BenchmarkResult:
+    """All methods on all federations; what is finished in ``out`` is not computed again."""
+    found = BenchmarkResult()
     for description in chosen:
         worlds = [tuple(seeds)] if description.real else [(seed,) for seed in seeds]
         parts = []
         for own in worlds:
             name = description.name if description.real else f"{description.name}-{own[0]}"
-            progress(f"{name}: {len(asked)} methods, {len(own)} repeat(s), {folds} folds")
-            federation = make_federation(description, folder, own[0])
+            progress(f"{name}: {len(methods)} methods, {len(own)} repeat(s), {setup.folds} folds")
+            federation = smaller(make_federation(description, folder, own[0]), setup.rows or description.rows)
             place = None if out is None else out / "studies" / name
-            study = compare(
-                federation, asked, own, model=model, folds=folds, out=place, jobs=jobs, references=BESIDE
-            )
-            parts.append(_part(study, folds))
-        rows += _rows(description, parts)
-    return rows
+            parts.append(_measured_part(federation, methods, own, place, setup))
+        found += _results(description.name, description.real, parts)
+    return found
 
 
 def benchmark(
@@ -111,50 +193,88 @@ def benchmark(
     out: Path | str | None = None,
     data_folder: Path | str | None = None,
     model: str = "gam",
+    codec: str = "bf16",
     folds: int = 5,
+    rows: int = 0,
     jobs: int | None = None,
 ) -> pl.DataFrame:
     """Methods on several federations: one line per method and federation, with differences to pooled rows and
-    to hospitals alone, bytes, harm and time.
+    to hospitals alone, bytes, calibration, harm and time.
 
     federations: by name, or names of the package's suite (``data_folder`` holds the real tables of that).
-    model: what every method shares.  out: a folder that keeps the runs; ``jobs`` processes need one.
+    out: a folder that keeps the runs; ``jobs`` processes need one.  The others: :class:`Setup`.
     """
-    place = None if out is None else Path(out)
+    place, setup = None if out is None else Path(out), Setup(model, codec, folds, rows, jobs)
     if not isinstance(federations, Mapping):
         known, folder = suite(), None if data_folder is None else Path(data_folder)
         for name in federations:
             if name not in known:
                 raise RequestError(f"there is no federation {name!r} in the suite{nearest(name, known)}")
         chosen = [known[name] for name in federations]
-        return to_frame(run_benchmark(chosen, methods, seeds, folder, place, model, folds, jobs))
-    rows: list[Row] = []
-    asked = [method for method in methods if method not in BESIDE]
+        return to_frame(run_benchmark(chosen, methods, seeds, folder, place, setup).rows)
+    found = BenchmarkResult()
     for name, federation in federations.items():
         here = None if place is None else place / "studies" / slug(name)
+        part = _measured_part(smaller(federation, setup.rows), methods, tuple(seeds), here, setup)
+        found += _results(name, True, [part])
+    return to_frame(found.rows)
+
+
+def _measured_part(
+    federation: Federation, methods: Sequence[str], seeds: Sequence[int], place: Path | None, setup: Setup
+) -> _Part:
+    """One study per model, and the measures of all of them together."""
+    by_model: dict[str, list[str]] = {setup.model: []}
+    for method in methods:
+        name, _, model = method.partition("@")
+        if name not in BESIDE:
+            by_model.setdefault(model or setup.model, []).append(name)
+    runs: dict[str, list[Run]] = {}
+    for model, asked in by_model.items():
+        first = model == setup.model
         study = compare(
-            federation, asked, seeds, model=model, folds=folds, out=here, jobs=jobs, references=BESIDE
+            federation,
+            asked,
+            seeds,
+            model=model if any("model" in names(find(name)) for name in asked) else None,
+            settings={"codec": setup.codec} if any("codec" in names(find(name)) for name in asked) else None,
+            folds=setup.folds,
+            out=None if place is None else place if first else place.with_name(f"{place.name}-{model}"),
+            jobs=setup.jobs,
+            references=BESIDE if first else (),
         )
-        rows += _rows(Description(name), [_part(study, folds)])
-    return to_frame(rows)
+        runs |= {label if first else f"{label}@{model}": own for label, own in _by_label(study).items()}
+    whole = {label: found for label, found in runs.items() if len(found) == len(seeds)}
+    frames = {label: [run.row_scores for run in found] for label, found in whole.items()}
+    centers = next(iter(whole.values()))[0].data.centers
+    return _Part(whole, measured(frames, centers), setup.folds)  # type: ignore[arg-type]
 
 
-def _part(study: Study, folds: int) -> _Part:
+def _by_label(study: Study) -> dict[str, list[Run]]:
     runs: dict[str, list[Run]] = {}
     for planned, run in sorted(study.runs, key=lambda each: each[1].seed):
         runs.setdefault(planned.label, []).append(run)
-    whole = {label: found for label, found in runs.items() if len(found) == max(map(len, runs.values()))}
-    frames = {label: [run.row_scores for run in found] for label, found in whole.items()}
-    centers = next(iter(whole.values()))[0].data.centers
-    return _Part(whole, measured(frames, centers), folds)  # type: ignore[arg-type]
+    return runs
 
 
-def _rows(description: Description, parts: Sequence[_Part]) -> list[Row]:
+def _results(name: str, real: bool, parts: Sequence[_Part]) -> BenchmarkResult:
     labels = [label for label in parts[0].runs if all(label in part.runs for part in parts)]
-    return [_row(description, parts, label) for label in labels]
+    rows = tuple(_row(name, real, parts, label) for label in labels)
+    contrasts = tuple(
+        Contrast(
+            question, name, real, first, second,
+            *_interval([part.scores.cells(first, second) for part in parts], parts[0].folds, real),
+            *_interval([part.scores.loss_cells(first, second) for part in parts], parts[0].folds, real),
+        )
+        for question, first, second in QUESTIONS
+        if first in labels and second in labels
+    )  # fmt: skip
+    collaborating = [label for label in ("abps-plus", "glmm", "fedavg") if label in labels]
+    sizes = _size_classes(name, parts, collaborating[0]) if real and collaborating and ALONE in labels else ()
+    return BenchmarkResult(rows, contrasts, sizes)
 
 
-def _row(description: Description, parts: Sequence[_Part], label: str) -> Row:
+def _row(name: str, real: bool, parts: Sequence[_Part], label: str) -> Row:
     levels = [part.scores.level(label) for part in parts]
     runs = [run for part in parts for run in part.runs[label]]
     worse = [
@@ -163,16 +283,19 @@ def _row(description: Description, parts: Sequence[_Part], label: str) -> Row:
         if ALONE in part.runs and label != ALONE
     ]
     known = [np.isfinite(level) for level in levels]
+    calibrated = [_calibration(run) for run in runs]
     return Row(
-        description.name,
-        description.real,
+        name,
+        real,
         label,
+        _codec(runs[0], label),
         runs[0].data.centers,
         len(runs),
         _mean([float(np.nanmean(level)) for level in levels]),
         _mean([float(np.nanmean(part.scores.mean_loss(label))) for part in parts]),
-        *_difference(parts, label, POOLED),
-        *_difference(parts, label, ALONE),
+        *(_mean([each[k] for each in calibrated]) for k in range(3)),
+        *_against(parts, label, POOLED, real),
+        *_against(parts, label, ALONE, real),
         _mean([float(w[k].mean()) for w, k in zip(worse, known)]) if worse else math.nan,
         _mean([run.bytes.all / run.data.centers / 1e3 for run in runs]),
         _mean([run.bytes.all_vs_fedavg for run in runs]),
@@ -180,16 +303,67 @@ def _row(description: Description, parts: Sequence[_Part], label: str) -> Row:
     )
 
 
-def _difference(parts: Sequence[_Part], label: str, other: str) -> tuple[float, float, float]:
-    """A method minus another, with an interval by patients and runs, or over the worlds of a generator."""
+def _codec(run: Run, label: str) -> str:
+    """The codec of a run's weights, or that it sends none."""
+    config = run.config
+    wire = config.get("wire", config)
+    found = wire.get("codec") if isinstance(wire, dict) else None
+    return str(found) if found else "none" if label in (ALONE, POOLED) else "sums"
+
+
+def _calibration(run: Run) -> tuple[float, float, float]:
+    """Slope and observed/expected over all patients, and the mean |log O/E| over hospitals."""
+    frame = run.row_scores
+    if frame is None or "logit" not in frame.columns:
+        return math.nan, math.nan, math.nan
+    chance = expit(np.clip(frame["logit"].to_numpy().astype(np.float64), -30.0, 30.0))
+    y, center = frame["y"].to_numpy().astype(np.float64), frame["center"].to_numpy()
+    whole = calibration(chance, y)
+    expected, observed = np.bincount(center, chance), np.bincount(center, y)
+    known = (expected >= ENOUGH) & (observed > 0)
+    error = float(np.abs(np.log(observed[known] / expected[known])).mean()) if known.any() else math.nan
+    return math.nan if whole.slope is None else whole.slope.value, y.sum() / chance.sum(), error
+
+
+def _against(parts: Sequence[_Part], label: str, other: str, real: bool) -> tuple[float, float, float]:
+    """A method minus another."""
     if label == other or not all(other in part.runs for part in parts):
         return math.nan, math.nan, math.nan
-    gains = [average_gain(part.scores.cells(label, other), fold_inflation(part.folds)) for part in parts]
-    if len(gains) == 1:
+    return _interval([part.scores.cells(label, other) for part in parts], parts[0].folds, real)
+
+
+def _interval(cells: Sequence[PairedCells], folds: int, real: bool) -> tuple[float, float, float]:
+    """A mean difference, with an interval by patients and runs, or over the worlds of a generator."""
+    gains = [average_gain(each, fold_inflation(folds)) for each in cells]
+    if real:
         return gains[0].estimate, *gains[0].interval()
     values = np.array([gain.estimate for gain in gains])
+    if len(values) < 2:
+        return float(values[0]), math.nan, math.nan
     half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
     return float(values.mean()), float(values.mean()) - half, float(values.mean()) + half
+
+
+def _size_classes(name: str, parts: Sequence[_Part], method: str) -> tuple[SizeClass, ...]:
+    """Gains over hospitals alone by the hospitals' events."""
+    scores = parts[0].scores
+    repeats = len(parts[0].runs[method])
+    events = np.bincount(scores.rows.center, scores.rows.y, scores.rows.centers) / repeats
+    auroc = scores.level(method) - scores.level(ALONE)
+    loss = scores.mean_loss(ALONE) - scores.mean_loss(method)
+    number = np.searchsorted(SIZES, events, side="right") - 1
+    found = []
+    for k, least in enumerate(SIZES):
+        mine = number == k
+        if mine.any():
+            gains = _known_mean(auroc[mine]), _known_mean(loss[mine])
+            better = float((loss[mine] > 0).mean())
+            found.append(SizeClass(name, method, least, int(mine.sum()), *gains, better))
+    return tuple(found)
+
+
+def _known_mean(values: NDArray[np.float64]) -> float:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -197,8 +371,8 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def to_frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """One line per method and federation, for a CSV that others can add lines to."""
+def to_frame(rows: Sequence[Row | Contrast | SizeClass]) -> pl.DataFrame:
+    """One line per entry, for a CSV that others can add lines to."""
     return pl.DataFrame([asdict(row) for row in rows]).with_columns(pl.col(pl.Float64).fill_nan(None))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from abps.core.selection import Selection
 from abps.lab.rivals.bnn import BNN
 from abps.lab.rivals.boosting import HistogramBoosting
 from abps.lab.rivals.clustered import ClusteredFedAvg
@@ -30,8 +31,13 @@ from abps.lab.rivals.pens import PENS
 from abps.lab.rivals.pfedgraph import PFedGraph, PFedGraphPeers
 from abps.lab.rivals.scaffold import Scaffold
 from abps.lab.rivals.wpfed import WPFed
+from abps.methods.abps import ABPS
+from abps.methods.base import Wire
 from abps.methods.catalog import Entry
 from abps.models.training import Training
+
+#: Does rest pay? Without the exploration bonus, which hides low beliefs, centers decline peers that harm.
+_RESTS: Final = ABPS(selection=Selection(kappa=1, gamma=0.0), wire=Wire("bf16", private_layers=1))
 
 #: Methods that choose whom to work with, at their authors' communication budget and with one partner.
 _CHOOSERS: Final[dict[str, Entry]] = {
@@ -102,6 +108,13 @@ RIVALS: Final[dict[str, Entry]] = {
         DeceFL(training=Training(epochs=1)), "p2p", "DeceFL with one local epoch", "Lian et al. 2017"
     ),
     "gossip": Entry(Gossip(), "p2p", "one model to one random peer", "Hegedűs et al. 2021"),
+    "abps-k1-rests": Entry(_RESTS, "control", "ABPS by beliefs alone, which may rest", "control"),
+    "abps-k1-never-rests": Entry(
+        replace(_RESTS, selection=replace(_RESTS.selection, tau_acc=0.0)),
+        "control",
+        "… and accepts everybody",
+        "control",
+    ),
     **_CHOOSERS,
     **_HEADS,
     **PRIVATE_FORMS,

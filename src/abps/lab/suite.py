@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
 from abps.data.partition import CellRule, Recipe, divide
@@ -30,6 +33,7 @@ class Description:
     file: below the data folder, a table or the source folder of a ``cohort``.  sha256: of a table.
     partition: how the cohort becomes centers.  synthetic: a generator with its knobs, instead of a file.
     outcome, duration, drop: as ``abps compare`` takes them.
+    rows: cut to whole hospitals with at most so many rows (:func:`smaller`).
     """
 
     name: str
@@ -47,6 +51,7 @@ class Description:
     duration: str = ""
     drop: tuple[str, ...] = ()
     synthetic: str = ""
+    rows: int = 0
     partition: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -120,6 +125,23 @@ def make_federation(description: Description, folder: Path | None, world: int) -
     if not description.cohort:
         return replace(load(str(path), roles), name=description.name)
     return replace(_from_cohort(description, path, roles), name=description.name)
+
+
+def smaller(federation: Federation, rows: int) -> Federation:
+    """The federation cut to whole hospitals, drawn by their names, with at most so many rows; 0: as it is.
+
+    Hospitals keep their sizes, because these decide what collaboration is worth.
+    """
+    sizes = np.bincount(federation.center, minlength=federation.size)
+    if not rows or federation.rows <= rows:
+        return federation
+    order = np.argsort(streams.bits(0, "partition", 0, streams.center_ids(federation.centers)), kind="stable")
+    kept = np.sort(order[: max(2, int((np.cumsum(sizes[order]) <= rows).sum()))])
+    part = federation.only(np.isin(federation.center, kept))
+    groups = None if federation.groups is None else tuple(federation.groups[k] for k in kept)
+    names = tuple(federation.centers[k] for k in kept)
+    center = np.searchsorted(kept, part.center).astype(np.int32)
+    return replace(part, center=center, centers=names, groups=groups)
 
 
 def _from_cohort(description: Description, path: Path, roles: Roles) -> Federation:

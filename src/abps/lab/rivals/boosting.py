@@ -73,6 +73,8 @@ class HistogramBoosting(CoordinatedMethod):
         super().__post_init__()
         if not 1 <= self.depth <= 8 or self.rate <= 0 or self.ridge < 0:
             raise RequestError("choose depth 1 to 8, rate above 0, ridge from 0")
+        if self.training.splines:  # trees bend by themselves
+            object.__setattr__(self, "training", replace(self.training, model="linear"))
 
     def between_sites(self) -> str:
         """Why it does not run between sites."""
@@ -130,7 +132,8 @@ class HistogramBoosting(CoordinatedMethod):
         """The log-odds of all rows; then every node's best split, the values of its sides, and the loss."""
         total = np.nansum(uploads, axis=0)
         if t == 1:
-            found = np.log((total[:1] + 0.5) / (total[1:] - total[:1] + 0.5))
+            events = np.clip(total[:1], 0.5, max(total[1] - 0.5, 0.5))
+            found = np.log(events / np.maximum(total[1] - events, 0.5))
         else:
             found = np.append(
                 self.best_splits(total[:-1].reshape(-1, context.data.width, BINS, 2)), total[-1]

@@ -43,7 +43,7 @@ class ClusteredFedAvg(FedAvg):
 
     warmup: int = 6
     most: int = 8
-    separation: float = 0.05
+    separation: float = 0.1
 
     #: The cluster's number travels with the model.
     noted = True
@@ -56,7 +56,7 @@ class ClusteredFedAvg(FedAvg):
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """The training, and whether weak clusters count."""
-        return tried(self, separation=(0.05, 0.2))
+        return tried(self, separation=(0.1, 0.3))
 
     @property
     def remembers(self) -> bool:

@@ -10,14 +10,18 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from abps import files
-from abps.lab.benchmark import Ranking, ranking
+from abps.lab.benchmark import BenchmarkResult, Ranking, ranking, to_frame
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
 
 
-def write(frame: pl.DataFrame, out: Path) -> None:
-    """benchmark.csv, benchmark.md and benchmark.html in a folder."""
+def write(result: BenchmarkResult, out: Path) -> None:
+    """benchmark.csv, contrasts.csv, sizes.csv, benchmark.md and benchmark.html in a folder."""
     out.mkdir(parents=True, exist_ok=True)
+    frame = to_frame(result.rows)
     found = ranking(frame)
+    for name, entries in (("contrasts", result.contrasts), ("sizes", result.sizes)):
+        if entries:
+            files.write_text(out / f"{name}.csv", to_frame(entries).write_csv())
     files.write_text(out / "benchmark.csv", frame.write_csv())
     files.write_text(out / "benchmark.md", markdown(frame, found))
     figure = draw("ranks", "Mean ranks", "Methods that a bar joins do not differ.", lambda: ranks(found))
