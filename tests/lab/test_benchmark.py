@@ -7,11 +7,16 @@ import math
 import numpy as np
 import polars as pl
 import pytest
+import statsmodels.api as sm
 from scipy import stats
+from scipy.special import expit
 
-from abps.lab.benchmark import ranking, run_benchmark, to_frame
+from abps.lab.benchmark import Setup, ranking, run_benchmark, to_frame
 from abps.lab.suite import read_description
 from abps.report.pages import benchmark_page
+from abps.study.compare import load_study
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
 
 
 @pytest.fixture(scope="module")
@@ -35,30 +40,79 @@ def result(tmp_path_factory):
     (folder / "made.toml").write_text("name = 'made'\nsynthetic = 'icu-synthetic:centers=6,stays=1500'\n")
     chosen = [read_description(folder / f"{name}.toml") for name in ("mine", "made")]
     out = folder / "out"
-    arguments = (chosen, ["fedavg", "foreign.rotation:ROTATION"], (1, 2), folder, out, "linear", 3)
-    return to_frame(run_benchmark(*arguments)), arguments, out
+    methods = ["fedavg", "foreign.rotation:ROTATION", "fedavg@mlp", "abps-plus"]
+    arguments = (chosen, methods, (1, 2), folder, out, Setup("linear", folds=3))
+    return run_benchmark(*arguments), arguments, out
 
 
 def test_every_method_has_a_row_on_every_federation(result):
-    frame, arguments, _ = result
-    own = {"fedavg", "foreign.rotation:ROTATION"}
+    found, arguments, _ = result
+    frame = to_frame(found.rows)
+    own = {"fedavg", "foreign.rotation:ROTATION", "fedavg@mlp", "abps-plus"}
     assert set(frame["method"]) == own | {"local-best", "pooled-best", "glm-exact"}
-    assert frame.height == 10
-    fedavg = frame.filter((pl.col("method") == "fedavg") & (pl.col("federation") == "mine")).row(
-        0, named=True
-    )
+    assert frame.height == 14
+X
     assert fedavg["repeats"] == 2 and 0.5 < fedavg["score"] < 1 and fedavg["kilobytes"] > 0
     assert fedavg["to_pooled_low"] <= fedavg["to_pooled"] <= fedavg["to_pooled_high"]
-    again = to_frame(run_benchmark(*arguments))
+    again = to_frame(run_benchmark(*arguments).rows)
     assert again.drop("seconds").equals(frame.drop("seconds"))
 
 
+def test_all_that_send_weights_have_one_codec_and_all_bytes_count(result):
+    found, (_, _, _, _, out, _), _ = result
+    rows = {(row.federation, row.method): row for row in found.rows}
+    assert {row.codec for row in found.rows if row.codec not in ("sums", "none")} == {"bf16"}
+    assert rows["mine", "fedavg"].codec == rows["mine", "foreign.rotation:ROTATION"].codec == "bf16"
+    assert rows["mine", "abps-plus"].codec == rows["mine", "glm-exact"].codec == "sums"
+    # FedAvg: 50 rounds of a model up and a model down, in bfloat16, and what was said before the first.
+    runs = [run for _, run in load_study(out / "studies" / "mine").runs if run.method == "fedavg"]
+    frame = frame_size(codec("bf16"), 3)  # two columns and the intercept
+    assert all(run.bytes.directed == run.data.centers * 2 * 50 * frame for run in runs)
+    every = np.mean([(run.bytes.directed + run.bytes.control) / run.data.centers for run in runs])
+    assert rows["mine", "fedavg"].kilobytes == pytest.approx(every / 1e3) and every > 100 * frame
+
+
+def test_calibration_is_that_of_the_scores(result):
+    """Slope and observed over expected against statsmodels, on all rows of all repeats."""
+    found, (_, _, _, _, out, _), _ = result
+    runs = [run for _, run in load_study(out / "studies" / "mine").runs if run.method == "fedavg"]
+    slopes, ratios = [], []
+    for run in runs:
+        z, y = run.row_scores["logit"].to_numpy(), run.row_scores["y"].to_numpy()
+        slopes.append(sm.Logit(y, sm.add_constant(z.astype(float))).fit(disp=0).params[1])
+        ratios.append(y.sum() / expit(z.astype(float)).sum())
+    row = next(row for row in found.rows if (row.federation, row.method) == ("mine", "fedavg"))
+    assert row.slope == pytest.approx(np.mean(slopes), rel=1e-4)
+    assert row.expected_ratio == pytest.approx(np.mean(ratios), rel=1e-5)
+
+
+def test_questions_and_sizes(result):
+    found, _, _ = result
+    asked = {(each.question, each.federation) for each in found.contrasts}
+    assert asked == {("abps-plus beats FedAvg", "mine"), ("abps-plus beats FedAvg", "made")}
+    for each in found.contrasts:
+        assert each.auroc_low <= each.auroc <= each.auroc_high
+    rows = {(row.federation, row.method): row.to_alone for row in found.rows}
+    assert sum(each.hospitals for each in found.sizes) == 4
+    mean = sum(each.hospitals * each.auroc for each in found.sizes) / 4
+    assert mean == pytest.approx(rows["mine", "abps-plus"], abs=0.02)
+
+
+def test_worlds_have_an_interval_over_worlds_alone(result):
+    _, (chosen, methods, _, folder, _, setup), _ = result
+    one = run_benchmark(chosen[1:], methods[:1], (1,), folder, None, setup).rows
+    assert all(math.isnan(row.to_pooled_low) for row in one)
+
+
 def test_the_page_names_the_best(result):
-    frame, _, out = result
-    benchmark_page.write(frame, out)
-    assert pl.read_csv(out / "benchmark.csv").height == frame.height
+    found, _, out = result
+    benchmark_page.write(found, out)
+    assert pl.read_csv(out / "benchmark.csv").height == len(found.rows)
+    assert pl.read_csv(out / "contrasts.csv").height == len(found.contrasts)
     page = (out / "benchmark.html").read_text()
     assert "best mean rank" in page and "<svg" in page and "http" not in page.replace("http://www.w3.org", "")
+    lines = benchmark_page.answers(to_frame(found.contrasts))
+    assert len(lines) == 2 + len(found.contrasts) and "cannot tell" in "".join(lines)
 
 
 def test_ranks_and_the_critical_difference():

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from abps.core.errors import RequestError
-from abps.lab.suite import make_federation, missing, read_description, suite
+from abps.lab.suite import make_federation, missing, read_description, smaller, suite
 
 OWN = """
 name = "mine"
@@ -77,6 +77,19 @@ def test_bad_descriptions_get_one_sentence(tmp_path, text, says):
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(RequestError, match=says):
         read_description(tmp_path / "bad.toml")
+
+
+def test_large_federations_are_cut_to_whole_hospitals():
+    whole = make_federation(suite()["world-mild"], None, 1)
+    part = smaller(whole, 5000)
+    assert smaller(whole, 0) is whole and smaller(whole, whole.rows) is whole
+    assert 4000 < part.rows <= 5000 and part.size < whole.size and set(part.centers) < set(whole.centers)
+    sizes = dict(zip(whole.centers, np.bincount(whole.center)))
+    for name, rows in zip(part.centers, np.bincount(part.center), strict=True):
+        assert rows == sizes[name]
+    k = whole.centers.index(part.centers[3])
+    assert part.groups[3] == whole.groups[k]
+    assert (part.label[part.center == 3] == whole.label[whole.center == k]).all()
 
 
 def test_names_are_unique(mine):

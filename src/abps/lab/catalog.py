@@ -28,7 +28,7 @@ from abps.lab.rivals.mixed_model import MixedModel
 from abps.lab.rivals.moon import MOON
 from abps.lab.rivals.one_shot import ODAL
 from abps.lab.rivals.pens import PENS
-from abps.lab.rivals.pfedgraph import PFedGraph, PFedGraphPeers
+from abps.lab.rivals.pfedgraph import PFedGraph
 from abps.lab.rivals.scaffold import Scaffold
 from abps.lab.rivals.wpfed import WPFed
 from abps.methods.abps import ABPS
@@ -44,7 +44,6 @@ _CHOOSERS: Final[dict[str, Entry]] = {
     "pfedgraph": Entry(
         PFedGraph(), "star", "a server mixes each its own model, by cosines", "Ye et al. 2023"
     ),
-    "pfedgraph-k1": Entry(PFedGraphPeers(), "p2p", "… without a server, one partner", "Ye et al. 2023"),
     "dac": Entry(DAC(), "p2p", "five peers drawn by their loss on own rows", "Zec et al. 2022"),
     "dac-var": Entry(DAC(schedule="rising"), "p2p", "… ever more by it", "Zec et al. 2022"),
     "dac-k1": Entry(
@@ -78,7 +77,6 @@ def _private(entry: Entry) -> Entry:
 
 #: Methods that choose among models or heads that all share.
 _HEADS: Final[dict[str, Entry]] = {
-    "ifca-trunk": Entry(IFCA(shared_trunk=True), "star", "… one trunk, six heads", "Ghosh et al. 2020"),
     "facade": Entry(Facade(), "p2p", "one trunk, six heads, four random neighbours", "Biswas et al. 2025"),
     "facade-r1": Entry(Facade(degree=1), "p2p", "… one neighbour", "Biswas et al. 2025"),
 }

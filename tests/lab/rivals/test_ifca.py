@@ -13,7 +13,6 @@ from abps.data.prepare import Rows
 from abps.lab.rivals.dfca import DFCA
 from abps.lab.rivals.ifca import IFCA
 from abps.lab.rivals.several_models import choose, head_start, spread_out
-from abps.methods.base import Wire
 from abps.methods.fedavg import FedAvg
 from abps.methods.star import Server
 from abps.models.metrics import labels_of, log_loss
@@ -53,7 +52,6 @@ def test_one_cluster_is_fedavg(context, play, one_step) -> None:
 
 @pytest.mark.parametrize("method", [
     IFCA(training=LINEAR, clusters=2, warmup=0, spread=0.3),
-    IFCA(training=LINEAR, clusters=2, warmup=0, spread=0.3, shared_trunk=True, head_layers=2),
     DFCA(training=LINEAR, clusters=2, spread=0.3, most=3),
 ])  # fmt: skip
 def test_planted_clusters_are_found(context, play, method) -> None:
@@ -93,10 +91,6 @@ def test_the_server_by_hand() -> None:
     np.testing.assert_allclose(later[0], np.array([2.5, 3.5, 4.5], dtype=np.float32))
     np.testing.assert_allclose(later[1], first[1])  # nobody is in it
     np.testing.assert_allclose(later[2], models[2])
-    trunk = IFCA(clusters=3, warmup=0, shared_trunk=True)
-    (message,), _ = trunk.serve(start, server, (models, number), sizes, 1)
-    begun = trunk._begin(start, 7, layout)
-    np.testing.assert_allclose(message, np.array([*mean[:2], 4.5, begun[1, 2], 9.0], dtype=np.float32))
 
 
 def make_layout():
@@ -136,8 +130,6 @@ def test_bad_settings() -> None:
     for wrong in ({"clusters": 0}, {"spread": -1.0}, {"warmup": -1}):
         with pytest.raises(RequestError, match="choose"):
             IFCA(**wrong)
-    with pytest.raises(RequestError, match="plain wire"):
-        IFCA(shared_trunk=True, wire=Wire(private_layers=1))
     with pytest.raises(RequestError, match="most not below"):
         DFCA(fewest=3, most=2)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
+from scipy.optimize import minimize
 
 from abps import simulate
 from abps.core.errors import RequestError
 from abps.engine.rounds import RunState
-from abps.lab.rivals.pfedgraph import PFedGraph, PFedGraphPeers, collaboration, likeness, pull
+from abps.lab.rivals.pfedgraph import PFedGraph, collaboration, likeness, nearest_shares
 from abps.methods.base import Wire
 from abps.methods.fedavg import FedAvg
 from abps.wire.codecs import codec
@@ -36,13 +34,20 @@ def test_orthogonal_groups_share_nothing() -> None:
     np.testing.assert_allclose(share.sum(1), 1)
 
 
-def test_the_pull_is_the_slope_of_the_cosine() -> None:
-    rng = np.random.default_rng(1)
-    models = rng.normal(size=(3, 6))
-    towards = rng.normal(size=(3, 4))
-    w = torch.tensor(models, requires_grad=True)
-    (-0.3 * (w[:, :4] * torch.tensor(towards)).sum(1) / w[:, :4].norm(dim=1)).sum().backward()
-    np.testing.assert_allclose(pull(models, towards, 0.3), w.grad)
+def test_shares_are_what_a_solver_finds() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(12, 7)) * rng.choice([0.1, 1.0, 5.0], size=(12, 1))
+    for row, found in zip(rows, nearest_shares(rows)):
+        solved = minimize(
+            lambda g, row=row: float(((g - row) ** 2).sum()),
+            np.full(7, 1 / 7),
+            jac=lambda g, row=row: 2 * (g - row),
+            bounds=[(0, 1)] * 7,
+            constraints={"type": "eq", "fun": lambda g: g.sum() - 1},
+            method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        np.testing.assert_allclose(found, solved.x, atol=1e-6)
 
 
 def test_two_rounds_by_hand(context, play, one_step) -> None:
@@ -79,11 +84,9 @@ def test_without_cosines_it_is_fedavg(context, play, one_step) -> None:
 
 
 def test_bytes_up_and_down(tiny) -> None:
-    plain, pulled = (simulate(tiny, "pfedgraph", 11, 2, {"lam": lam}) for lam in (0.0, 0.01))
+    plain = simulate(tiny, "pfedgraph", 11, 2)
     frame = frame_size(codec("fp32"), plain.models.shape[1])
     assert (plain.bytes.edge, plain.bytes.directed, plain.bytes.control) == (12 * frame, 24 * frame, 0)
-    assert (pulled.bytes.edge, pulled.bytes.directed) == (18 * frame, 36 * frame)
-    assert not np.array_equal(plain.models, pulled.models)
 
 
 def test_a_private_head_is_neither_sent_nor_compared(context, one_step) -> None:
@@ -96,25 +99,6 @@ def test_a_private_head_is_neither_sent_nor_compared(context, one_step) -> None:
     assert not np.allclose(course.state.models[:, :shared], trained[:, :shared])
 
 
-def test_one_partner_without_a_server(context, one_step) -> None:
-    method = PFedGraphPeers(training=one_step, entries=4096)
-    place = context(one_step)
-    _, outcome = RunState.start(method, place).round(1)
-    assert outcome.traffic.edge == 3 * method.wire.payload(place)
-    assert outcome.traffic.control >= 6 * 5 * (16 + 4 * 4096)
-    # A long projection keeps cosines.
-    rng = np.random.default_rng(2)
-    common, own = rng.normal(size=place.learner.layout.size), rng.normal(size=(6, place.learner.layout.size))
-    moved = (np.linspace(0, 1.2, 6)[:, None] * common + own).astype(np.float32)
-    exact, found = likeness(moved), likeness(method.projected(place, place.learner.start + moved))
-    np.testing.assert_allclose(found, exact, atol=0.06)
-    assert exact.min() < 0.1 and 0.4 < exact[4, 5] < 0.8
-    assert "in every round" in method.between_sites()
-
-
 def test_bad_settings() -> None:
-    for wrong in ({"alpha": 0.0}, {"lam": -1.0}):
-        with pytest.raises(RequestError, match="choose"):
-            replace(PFedGraph(), **wrong)
-    with pytest.raises(RequestError, match="at least 1"):
-        PFedGraphPeers(peers=0)
+    with pytest.raises(RequestError, match="choose"):
+        PFedGraph(alpha=0.0)

@@ -6,8 +6,6 @@ stays where nobody chose it. (The authors' synthetic code divides by all centers
 
 The authors start from K different networks. The first to learn that outcomes are rare then wins everybody,
 so here all train one model for ``warmup`` rounds, and K copies of it with noise ``spread`` go on.
-
-``shared_trunk``: one trunk for all and K heads, as in the authors' run on FEMNIST; only heads come K times.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import numpy as np
 from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge
-from abps.lab.rivals.several_models import choose, head_start, positive, spread_out, under_head
+from abps.lab.rivals.several_models import choose, positive, spread_out, under_head
 from abps.methods.averaging import weighted_mean
 from abps.methods.base import Context, Floats, Ints, Models, Wire, tried
 from abps.methods.star import Server, StarMethod
@@ -39,7 +37,6 @@ class State(Models):
 class IFCA(StarMethod):
     """wire: codec and private layers.  clusters: how many models.  warmup, spread: how they begin.
 
-    shared_trunk: all layers but the last ``head_layers`` are common to all clusters.
     judge: the rows on which a center compares them.
     """
 
@@ -47,8 +44,6 @@ class IFCA(StarMethod):
     clusters: int = 6
     warmup: int = 5
     spread: float = 0.01
-    shared_trunk: bool = False
-    head_layers: int = 1
     judge: Judge = "train"
 
     #: The cluster's number travels with its model.
@@ -57,14 +52,8 @@ class IFCA(StarMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self.clusters, self.spread)
-        if self.warmup < 0 or self.head_layers < 1:
-            raise RequestError(
-                f"warmup={self.warmup}, head_layers={self.head_layers}: choose rounds from 0, layers from 1"
-            )
-        if self.shared_trunk and (self.wire.private_layers or self.wire.reference != "none"):
-            raise RequestError(
-                "shared_trunk=true: heads are shared and sent as they are; choose the plain wire"
-            )
+        if self.warmup < 0:
+            raise RequestError(f"warmup={self.warmup}: choose rounds from 0")
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
@@ -81,37 +70,22 @@ class IFCA(StarMethod):
         """A cluster that nobody chose stays as it was."""
         return True
 
-    def _common(self, layout: Layout) -> int:
-        """How many columns all clusters have in common."""
-        return head_start(layout, self.head_layers) if self.shared_trunk else 0
-
     def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
-        """K models, or a trunk and K heads in one message; one model while all train the same."""
-        shared, common = layout.shared(self.wire.private_layers), self._common(layout)
-        if t is not None and t < self.warmup:
-            return (shared,)
-        if not self.shared_trunk:
-            return (shared,) * self.clusters
-        return (common + self.clusters * (shared - common),)
+        """K models; one while all train the same."""
+        shared = layout.shared(self.wire.private_layers)
+        return (shared,) if t is not None and t < self.warmup else (shared,) * self.clusters
 
     def init(self, context: Context) -> State:
         """The common start; or K of them, and each center takes one."""
-        start = context.common_start()
-        options = self._begin(context.learner.start, context.seed, context.learner.layout)
-        return self._taken(context, start, options)
+        shared = context.learner.layout.shared(self.wire.private_layers)
+        options = self._begin(context.learner.start[:shared], context.seed)
+        return self._taken(context, context.common_start(), options)
 
-    def _begin(self, start: Weights, seed: int, layout: Layout) -> Weights:
+    def _begin(self, start: Weights, seed: int) -> Weights:
         """(K, shared) the clusters before the first round."""
-        shared = layout.shared(self.wire.private_layers)
-        return self._apart(start[:shared], seed, layout, self.warmup == 0)
-
-    def _apart(self, model: Weights, seed: int, layout: Layout, apart: bool) -> Weights:
-        """(K, shared) copies of a model, moved apart or not."""
-        copies = np.tile(model, (self.clusters, 1))
-        if apart:
-            common = self._common(layout)
-            copies[:, common:] = spread_out(model[common:], self.clusters, self.spread, seed)
-        return copies
+        if self.warmup == 0:
+            return spread_out(start, self.clusters, self.spread, seed)
+        return np.tile(start, (self.clusters, 1))
 
     def _taken(self, context: Context, own: Weights, options: Weights) -> State:
         """Every center with the option (K, shared) that suits it."""
@@ -131,36 +105,18 @@ class IFCA(StarMethod):
     ) -> tuple[tuple[Weights, ...], None]:
         """The mean of every cluster's members."""
         models, numbers = sent
-        layout = server.layout
-        assert layout is not None
         if t <= self.warmup:
-            common_model = weighted_mean(models, sizes)
+            common = weighted_mean(models, sizes)
             if t < self.warmup:
-                return (common_model,), None
-            return self._packed(self._apart(common_model, server.seed, layout, True), layout), None
-        last = self._unpacked(server.last, layout) if server.last else self._begin(start, server.seed, layout)
-        options, common = last.copy(), self._common(layout)
+                return (common,), None
+            return tuple(spread_out(common, self.clusters, self.spread, server.seed)), None
+        last = server.last or tuple(self._begin(start[: models.shape[1]], server.seed))
+        options = np.stack(last)
         for k in range(self.clusters):
             members = numbers.round() == k
             if members.any():
                 options[k] = weighted_mean(models[members], sizes[members])
-        options[:, :common] = weighted_mean(models[:, :common], sizes)
-        return self._packed(options, layout), None
-
-    def _packed(self, options: Weights, layout: Layout) -> tuple[Weights, ...]:
-        """Clusters (K, shared) as messages."""
-        if not self.shared_trunk:
-            return tuple(options)
-        common = self._common(layout)
-        return (np.concatenate([options[0, :common], options[:, common:].reshape(-1)]),)
-
-    def _unpacked(self, messages: tuple[Weights, ...], layout: Layout) -> Weights:
-        """(K, shared) clusters from messages."""
-        if not self.shared_trunk:
-            return np.stack(messages)
-        common = self._common(layout)
-        heads = messages[0][common:].reshape(self.clusters, -1)
-        return np.concatenate([repeated(messages[0][:common], self.clusters), heads], axis=1)
+        return tuple(options), None
 
     def receive(
         self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
@@ -169,7 +125,7 @@ class IFCA(StarMethod):
         if t < self.warmup:
             own = np.zeros(context.r, dtype=np.int64)
             return State(under_head(repeated(down[0], context.r), trained.models), own)
-        return self._taken(context, trained.models, self._unpacked(down, context.learner.layout))
+        return self._taken(context, trained.models, np.stack(down))
 
     def rest(self, context: Context, state: State, trained: State, t: int) -> State:
         """Every center goes on with its own."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -30,7 +32,7 @@ def write(result: BenchmarkResult, out: Path) -> None:
 
 
 def cells(frame: pl.DataFrame, found: Ranking) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: per method its mean rank, mean difference to pooled rows, and score per federation."""
+    """Head and rows: per method what all federations say together, and the score on each."""
     names = frame["federation"].unique(maintain_order=True).to_list()
     others = [m for m in frame["method"].unique(maintain_order=True).to_list() if m not in found.methods]
     by = {(row["federation"], row["method"]): row for row in frame.iter_rows(named=True)}
@@ -38,28 +40,67 @@ def cells(frame: pl.DataFrame, found: Ranking) -> tuple[list[str], list[list[str
     for method in [*found.methods, *others]:
         place = found.methods.index(method) if method in found.methods else None
         own = [by.get((name, method)) for name in names]
-        bytes_ = [row["all_vs_fedavg"] for row in own if row is not None]
-        harm = [row["worse_off"] for row in own if row is not None and row["worse_off"] is not None]
+        there = [row for row in own if row is not None]
+        differs = _means(there, "to_pooled")
         rows.append(
             [
                 method,
                 "–" if place is None else f"{found.ranks[place]:.1f}",
-                "–"
-                if place is None or math.isnan(found.to_pooled[place])
-                else f"{found.to_pooled[place]:+.3f}",
-                f"{max(bytes_):.2g}×" if bytes_ else "–",
-                f"{100 * sum(harm) / len(harm):.0f} %" if harm else "–",
+                "–" if math.isnan(differs) else f"{differs:+.3f}",
+                _shown(_means(there, "loss"), ".3f"),
+                _shown(_means(there, "slope"), ".2f"),
+                _shown(_means(there, "expected_error"), ".2f"),
+                _shown(100 * _means(there, "worse_off"), ".0f", " %"),
+                _shown(_means(there, "kilobytes"), ",.1f"),
+                there[0]["codec"],
                 *("–" if row is None else f"{row['score']:.3f}" for row in own),
             ]
         )
-    return ["method", "mean rank", "to pooled", "bytes, at most", "worse off", *names], rows
+    head = ["method", "mean rank", "to pooled", "log-loss", "slope", "O/E error", "worse off", "kB", "codec"]
+    return [*head, *names], rows
+
+
+def _means(rows: list[dict[str, Any]], name: str) -> float:
+    """The mean over federations that have it."""
+    known = [row[name] for row in rows if row[name] is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _shown(value: float, form: str, unit: str = "") -> str:
+    return "–" if math.isnan(value) else f"{value:{form}}{unit}"
 
 
 def markdown(frame: pl.DataFrame, found: Ranking) -> str:
     """The table as Markdown, with one sentence about it."""
     head, rows = cells(frame, found)
-    lines = [conclusion(found), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+    return "\n".join([conclusion(found), "", *table(head, rows)]) + "\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def verdict(low: float | None, high: float | None) -> str:
+    """What an interval of a difference says."""
+    if low is None or high is None:
+        return "no interval"
+    return "yes" if low > 0 else "no, the opposite" if high < 0 else "cannot tell"
+
+
+def _difference(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:+.4f}" + ("" if low is None or high is None else f" ({low:+.4f} to {high:+.4f})")
+
+
+def answers(contrasts: pl.DataFrame) -> list[str]:
+    """One line per question and federation: differences with intervals, and the verdict by log-loss."""
+    rows = []
+    for row in contrasts.iter_rows(named=True):
+        shown = [_difference(row[n], row[f"{n}_low"], row[f"{n}_high"]) for n in ("auroc", "loss")]
+        verdicts = [verdict(row[f"{name}_low"], row[f"{name}_high"]) for name in ("auroc", "loss")]
+        rows.append([row["question"], row["federation"], shown[0], verdicts[0], shown[1], verdicts[1]])
+    return table(["question", "federation", "AUROC", "verdict", "log-loss saved", "verdict"], rows)
 
 
 def conclusion(found: Ranking) -> str:
