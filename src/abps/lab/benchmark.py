@@ -106,7 +106,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class MethodContrast:
     """The answer of one federation to a question: first minus second, in AUROC and in log-loss saved."""
 
     question: str
@@ -143,7 +143,7 @@ class BenchmarkResult:
     """What a benchmark found."""
 
     rows: tuple[Row, ...] = ()
-    contrasts: tuple[Contrast, ...] = ()
+    contrasts: tuple[MethodContrast, ...] = ()
     sizes: tuple[SizeClass, ...] = ()
 
     def __add__(self, more: BenchmarkResult) -> BenchmarkResult:
@@ -261,7 +261,7 @@ def _results(name: str, real: bool, parts: Sequence[_Part]) -> BenchmarkResult:
     labels = [label for label in parts[0].runs if all(label in part.runs for part in parts)]
     rows = tuple(_row(name, real, parts, label) for label in labels)
     contrasts = tuple(
-        Contrast(
+        MethodContrast(
             question, name, real, first, second,
             *_interval([part.scores.cells(first, second) for part in parts], parts[0].folds, real),
             *_interval([part.scores.loss_cells(first, second) for part in parts], parts[0].folds, real),
@@ -293,7 +293,9 @@ def _row(name: str, real: bool, parts: Sequence[_Part], label: str) -> Row:
         len(runs),
         _mean([float(np.nanmean(level)) for level in levels]),
         _mean([float(np.nanmean(part.scores.mean_loss(label))) for part in parts]),
-        *(_mean([each[k] for each in calibrated]) for k in range(3)),
+        _mean([slope for slope, _, _ in calibrated]),
+        _mean([ratio for _, ratio, _ in calibrated]),
+        _mean([error for _, _, error in calibrated]),
         *_against(parts, label, POOLED, real),
         *_against(parts, label, ALONE, real),
         _mean([float(w[k].mean()) for w, k in zip(worse, known)]) if worse else math.nan,
@@ -371,7 +373,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def to_frame(rows: Sequence[Row | Contrast | SizeClass]) -> pl.DataFrame:
+def to_frame(rows: Sequence[Row | MethodContrast | SizeClass]) -> pl.DataFrame:
     """One line per entry, for a CSV that others can add lines to."""
     return pl.DataFrame([asdict(row) for row in rows]).with_columns(pl.col(pl.Float64).fill_nan(None))
 

@@ -111,7 +111,7 @@ class HistogramBoosting(CoordinatedMethod):
             if t == 1:
                 lists.append(np.array([train.y[own].sum(), own.stop - own.start]))
                 continue
-            loss = row_losses(state.scores[1][judged], validation.y[judged]).sum()
+            loss = row_losses(state.scores[1][judged], validation.y[judged].astype(np.float64)).sum()
             sums = self._histograms(
                 context.derived[0][own], state.at[own], state.scores[0][own], train.y[own], t
             )
@@ -126,7 +126,8 @@ class HistogramBoosting(CoordinatedMethod):
         cell = ((at[:, None] * columns + np.arange(columns)) * BINS + bins).ravel()
         size = 2 ** ((t - 2) % self.depth) * columns * BINS
         each = (chance - y, chance * (1.0 - chance))
-        return np.stack([np.bincount(cell, np.repeat(v, columns), size) for v in each], axis=1).ravel()
+        sums = [np.bincount(cell, np.repeat(v, columns), size).astype(np.float64) for v in each]
+        return np.stack(sums, axis=1).ravel()
 
     def aggregate(self, context: Context, state: Forest, uploads: Floats, t: int) -> Broadcast:
         """The log-odds of all rows; then every node's best split, the values of its sides, and the loss."""
@@ -182,7 +183,7 @@ class HistogramBoosting(CoordinatedMethod):
             state, splits=splits, values=leaves, at=np.zeros_like(state.at), scores=scores, losses=losses
         )
 
-    def _answers(self, state: Forest, bins: NDArray[np.uint8]) -> Floats:
+    def _answers(self, state: Forest, bins: NDArray[Any]) -> Floats:
         """(rows,) log-odds by all trees."""
         trees = zip(state.splits, state.values)  # the one that grows has no values yet
         return state.base + sum((tree_values(*tree, bins) for tree in trees), np.zeros(len(bins)))

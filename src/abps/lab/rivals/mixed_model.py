@@ -80,7 +80,7 @@ class MixedModel(CoordinatedMethod):
         half, lists = np.triu_indices(width), []
         for i in range(context.r):
             rows = context.data.train.only(i)
-            design, y = np.column_stack([np.ones(len(rows.y)), rows.x]).astype(np.float64), rows.y
+            design, y = np.column_stack([np.ones(len(rows.y)), rows.x]), rows.y.astype(np.float64)
             u = own_intercept(design @ state.w, y, state.variance)
             chance = expit(design @ state.w + u)
             weight = chance * (1.0 - chance)
@@ -123,7 +123,7 @@ class MixedModel(CoordinatedMethod):
         models = np.tile(np.append(w[1:], w[0]).astype(np.float32), (context.r, 1))
         for i in range(context.r):
             rows = context.data.train.only(i)
-            models[i, -1] += own_intercept(w[0] + rows.x @ w[1:], rows.y, variance)
+            models[i, -1] += own_intercept(w[0] + rows.x @ w[1:], rows.y.astype(np.float64), variance)
         return MixedState(models, w, before, float(loss), float(variance), values[2 * width + 3 :], done > 0)
 
 
