@@ -20,8 +20,18 @@ from abps.evaluate.calibration import restricted_cubic
 from abps.statistics.design import agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, HospitalRows
 from abps.statistics.heterogeneity import reml, summarise
-from abps.statistics.newton import fit, robust_covariance
+from abps.statistics.newton import fit as fit_all
+from abps.statistics.newton import normal_intercepts
 from abps.statistics.regression import regress
+
+
+def fit(*arguments):
+    """The common fit; every hospital ends with the same."""
+    found = fit_all(*arguments)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other.beta, found[0].beta)
+        np.testing.assert_array_equal(other.covariance, found[0].covariance)
+    return found[0]
 
 
 def made(hospitals=12, rows=60, seed=3, sd=0.0):
@@ -66,6 +76,40 @@ def pooled(frame, label, formula=FORMULA, duration=None):
     return rows, schema.names, np.concatenate([one.x for one in rows]), group
 
 
+def test_linear_random_intercepts_are_statsmodels_mixed_model():
+    frame = made(hospitals=25, rows=14, sd=0.9)
+    rows, names, x, _ = pooled(frame, "score")
+    ours = fit(rows, names, LIKELIHOODS["linear"], "random")
+    theirs = sm.MixedLM(frame["score"].to_numpy(), sm.add_constant(x), frame["hospital"].to_list()).fit(
+        reml=False, gtol=1e-10
+    )
+    np.testing.assert_allclose(ours.beta, theirs.fe_params, rtol=1e-5, atol=1e-7)
+    assert ours.sd**2 == pytest.approx(float(np.asarray(theirs.cov_re).item()), rel=1e-4)
+    assert ours.loglik == pytest.approx(theirs.llf, abs=1e-4)
+    np.testing.assert_allclose(np.sqrt(np.diag(ours.covariance)), theirs.bse_fe, rtol=2e-3)
+    alike = fit(pooled(made(hospitals=25, rows=14), "score")[0], names, LIKELIHOODS["linear"], "random")
+    plain = fit(pooled(made(hospitals=25, rows=14), "score")[0], names, LIKELIHOODS["linear"])
+    assert alike.sd < 0.2
+    np.testing.assert_allclose(alike.beta, plain.beta, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_derivatives_of_normal_intercepts_are_finite_differences(seed):
+    rng = np.random.default_rng(seed)
+    rows = HospitalRows(rng.normal(size=(9, 2)), rng.normal(size=9), np.zeros(9))
+    theta = rng.normal(scale=0.5, size=4)
+    covariance = np.exp(2 * theta[2]) * np.eye(9) + np.exp(2 * theta[3])
+    exact = stats.multivariate_normal(rows.x @ theta[:2], covariance).logpdf(rows.y)
+    here = normal_intercepts(rows, theta)
+    assert here.loglik == pytest.approx(exact, rel=1e-10)
+    step = 1e-5
+    for k in range(4):
+        up, down = theta + step * np.eye(4)[k], theta - step * np.eye(4)[k]
+        a, b = normal_intercepts(rows, up), normal_intercepts(rows, down)
+        assert here.score[k] == pytest.approx((a.loglik - b.loglik) / (2 * step), abs=1e-6)
+        np.testing.assert_allclose(here.information[k], -(a.score - b.score) / (2 * step), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("family", "label", "theirs"),
     [
@@ -87,7 +131,7 @@ def test_a_common_intercept_is_the_pooled_fit(family, label, theirs):
     clustered = sm.GLM(frame[label].to_numpy(), sm.add_constant(x), family=theirs).fit(
         tol=1e-13, cov_type="cluster", cov_kwds={"groups": group}
     )
-    robust = robust_covariance(rows, ours, LIKELIHOODS[family], "common")
+    robust = fit(rows, names, LIKELIHOODS[family], "common", True).covariance
     np.testing.assert_allclose(np.sqrt(np.diag(robust)), clustered.bse, atol=1e-6)
 
 

@@ -6,6 +6,7 @@ interval of a further hospital by Higgins, Thompson and Spiegelhalter (2009).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,14 +89,14 @@ def summarise(estimates: Floats, variances: Floats) -> EffectHeterogeneity:
     )
 
 
-def hospital_estimates(fit: Fit, column: int) -> tuple[Floats, Floats]:
+def hospital_estimates(fits: Sequence[Fit], column: int) -> tuple[Floats, Floats]:
     """(hospitals,) one effect at every hospital and its variance, NaN where its rows say nothing of it.
 
     One Newton step of the hospital's own likelihood from the common estimate, in this coefficient, with its
     own intercept and the other coefficients as they are for all: stable where a fit of its own is not.
     """
-    offset = len(fit.beta) - fit.scores.shape[1]
-    information = fit.informations[:, column, column]
+    common = fits[0].beta[len(fits[0].beta) - len(fits[0].score) + column]
+    information = np.array([fit.information[column, column] for fit in fits])
     known = information > 1e-9
     variance = np.where(known, 1.0 / np.where(known, information, 1.0), np.nan)
-    return fit.beta[offset + column] + fit.scores[:, column] * variance, variance
+    return common + np.array([fit.score[column] for fit in fits]) * variance, variance

@@ -1,19 +1,22 @@
 """Newton's method on sums: every round each hospital adds its log-likelihood, score and information.
 
-Only totals are used, rounded as masked sums round them, so that nobody needs to see a single hospital's
-numbers, and the fit is that of the pooled rows. Columns are standardised by common means and deviations
-first; estimates are returned on the original scale.
+Every hospital runs the same program (:func:`program`). It yields a vector of the hospital's own numbers, is
+sent the total over all hospitals, and goes on from that; so all arrive at the same fit, that of the pooled
+rows, and nobody needs to see a single hospital's numbers. :func:`fit` runs the programs of all hospitals of a
+table side by side; between sites each runs where its rows are, and totals come from masked sums.
+
+Columns are standardised by common means and deviations first; estimates are on the original scale.
 
 Intercepts are ``common`` (one for all), ``fixed`` (one per hospital, profiled out at the hospital, which
-keeps it) or ``random`` (normal around a common one; the hospital integrates over its own by adaptive
-quadrature).
+keeps it) or ``random`` (normal around a common one; the hospital integrates over its own: exactly in linear
+models, by adaptive quadrature in others).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.polynomial.hermite import hermgauss
@@ -47,16 +50,24 @@ POINTS: Final = 15
 #: A hospital's part of the log-likelihood at some parameters.
 Part = Callable[[HospitalRows, Floats], Sums]
 
+T = TypeVar("T")
+
+#: Yields vectors of a hospital's own numbers, is sent their totals over all hospitals, and returns a result.
+SumProgram = Generator[Floats, Floats, T]
+
 
 @dataclass(frozen=True, eq=False)
 class CommonScale:
-    """Means and deviations (p,) of all hospitals' rows, the rows, and the sum of outcomes and exposures."""
+    """Means and deviations (p,) of all hospitals' rows, the rows and hospitals, the sum of outcomes and of
+    exposures, and the deviation of outcomes."""
 
     mean: Floats
     deviation: Floats
     rows: float
+    hospitals: int
     outcomes: float
     exposure: float
+    spread: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +75,9 @@ class Fit:
     """Coefficients (k,) on the original scale, with their covariance (k, k).
 
     names: of the coefficients.  loglik, null: at the estimate, and without any column (NaN: not known).
-    scores: (hospitals, p) at the estimate on the original scale; informations: (hospitals, p, p), both of the
-    columns alone, own intercept profiled out.  sd: of random intercepts (NaN without).
+    rows, hospitals: that took part.  rounds, entries: totals that were needed, and numbers in all of them.
+    sd: of random intercepts (NaN without).  score: (p,) at the estimate on the original scale; information:
+    (p, p), both of this hospital and of the columns alone, own intercept profiled out.
     """
 
     names: tuple[str, ...]
@@ -73,53 +85,74 @@ class Fit:
     covariance: Floats
     loglik: float
     null: float
+    rows: int
+    hospitals: int
     rounds: int
-    bytes: int
-    scores: Floats
-    informations: Floats
-    sd: float = float("nan")
+    entries: int
+    sd: float
+    score: Floats
+    information: Floats
+
+    @property
+    def bytes(self) -> int:
+        """All bytes under masked sums: masked vectors and their protocol, and totals to every hospital."""
+        n = self.hospitals
+        return self.rounds * fixed_point.protocol_bytes(n) + 2 * n * fixed_point.NUMBER * self.entries
 
 
-class Exchange:
-    """Sums over hospitals, counted: how many there were, and the bytes that they take under masks."""
-
-    def __init__(self, hospitals: int) -> None:
-        self.hospitals = hospitals
-        self.rounds = 0
-        self.bytes = 0
-
-    def total(self, parts: Sequence[Floats], answer: int, wide: bool = False) -> Floats:
-        """(k,) the sum of (k,) vectors of all hospitals; answer: numbers sent to each before.
-
-        wide: numbers may be large, as sums of squares of a column in its own unit are; each travels as two.
-        """
-        stacked = np.stack(parts)
-        if wide:
-            high = np.floor(stacked / LIMB)
-            stacked = np.concatenate([high, stacked - high * LIMB], axis=1)
-        self.rounds += 1
-        self.bytes += fixed_point.masked_bytes(self.hospitals, stacked.shape[1]) + 8 * answer * self.hospitals
-        total = fixed_point.exact_sum(stacked, DIGITS)
-        k = len(parts[0])
-        return total[:k] * LIMB + total[k:] if wide else total
+def together(programs: Sequence[SumProgram[T]]) -> list[T]:
+    """Run the programs of all hospitals side by side, on totals as masked sums give them; their results."""
+    vectors = [next(each) for each in programs]
+    while True:
+        total = fixed_point.exact_sum(np.stack(vectors), DIGITS)
+        vectors, results = [], []
+        for each in programs:
+            try:
+                vectors.append(each.send(total))
+            except StopIteration as end:
+                results.append(end.value)
+        if results:
+            return results
 
 
-def common_scale(rows: Sequence[HospitalRows], exchange: Exchange, family: Likelihood) -> CommonScale:
-    """Means and deviations of all columns from sums."""
+def fit(
+    rows: Sequence[HospitalRows],
+    names: Sequence[str],
+    family: Likelihood,
+    intercepts: str = "common",
+    robust: bool = False,
+) -> list[Fit]:
+    """The regression of all hospitals' rows, as each hospital ends with it.
 
-    def part(one: HospitalRows) -> Floats:
-        exposure = np.exp(np.clip(one.offset, -40, 40)).sum() if family.name == "poisson" else len(one.y)
-        return np.concatenate(
-            [one.x.sum(axis=0), (one.x**2).sum(axis=0), [len(one.y), one.y.sum(), exposure]]
-        )
+    rows: a design for each hospital.  names: of its columns.  intercepts: common, fixed or random.
+    robust: allow for correlation within hospitals.
+    """
+    return together([program(one, names, family, intercepts, robust) for one in rows])
 
-    total = exchange.total([part(one) for one in rows], 0, wide=True)
-    p = rows[0].x.shape[1]
-    n = total[2 * p]
+
+def _counted(vector: Floats, seen: list[int]) -> SumProgram[Floats]:
+    """The total of a vector; its length is noted."""
+    seen.append(len(vector))
+    total = yield vector
+    return total
+
+
+def common_scale(rows: HospitalRows, family: Likelihood, seen: list[int]) -> SumProgram[CommonScale]:
+    """Means and deviations of all columns from sums. Sums of squares of a column in its own unit may be
+    large: each number travels as two."""
+    exposure = np.exp(np.clip(rows.offset, -40, 40)).sum() if family.name == "poisson" else len(rows.y)
+    squares = float(rows.y @ rows.y) if family.name == "linear" else 0.0
+    counts = [len(rows.y), 1.0, rows.y.sum(), exposure, squares]
+    own = np.concatenate([rows.x.sum(axis=0), (rows.x**2).sum(axis=0), counts])
+    high = np.floor(own / LIMB)
+    both = yield from _counted(np.concatenate([high, own - high * LIMB]), seen)
+    total = both[: len(own)] * LIMB + both[len(own) :]
+    p = rows.x.shape[1]
+    n, hospitals, outcomes, exposed, squared = total[2 * p :]
     mean = total[:p] / n
-    variance = np.maximum(total[p : 2 * p] / n - mean**2, 0.0)
-    deviation = np.sqrt(variance)
-    return CommonScale(mean, deviation, float(n), float(total[-2]), float(total[-1]))
+    deviation = np.sqrt(np.maximum(total[p : 2 * p] / n - mean**2, 0.0))
+    spread = float(np.sqrt(max(squared / n - (outcomes / n) ** 2, 1e-300)))
+    return CommonScale(mean, deviation, float(n), round(hospitals), float(outcomes), float(exposed), spread)
 
 
 def standardised(rows: HospitalRows, scale: CommonScale, intercept: bool) -> HospitalRows:
@@ -202,64 +235,106 @@ def integrated(family: CanonicalGLM) -> Part:
     return part
 
 
-def fit(
-    rows: Sequence[HospitalRows], names: Sequence[str], family: Likelihood, intercepts: str = "common"
-) -> Fit:
-    """The regression of all hospitals' rows.
+def normal_intercepts(rows: HospitalRows, theta: Floats) -> Sums:
+    """A hospital's part of a linear model with a normal intercept of its own, integrated out exactly.
 
-    rows: a design for each hospital.  names: of its columns.  intercepts: common, fixed or random.
+    Parameters (p + 2,): coefficients, the first of the common intercept, and the logs of the residual's and
+    of the intercepts' deviation. Residuals split into those around the hospital's mean (within) and the mean.
     """
-    exchange = Exchange(len(rows))
-    scale = common_scale(rows, exchange, family)
+    p, n = len(theta) - 2, len(rows.y)
+    s, t = np.exp(2.0 * theta[p:])
+    residual = rows.y - rows.x @ theta[:p] - rows.offset
+    mean_x, mean_r = rows.x.mean(axis=0), residual.mean()
+    x, r = rows.x - mean_x, residual - mean_r
+    within, between, q, nt = float(r @ r), n * mean_r**2, n * t + s, n * t
+    loglik = -0.5 * (n * np.log(2.0 * np.pi) + (n - 1) * np.log(s) + np.log(q) + within / s + between / q)
+    inside, outside = x.T @ r, n * mean_x * mean_r
+    score = np.append(
+        inside / s + outside / q,
+        [within / s + between * s / q**2 - (n - 1) - s / q, between * nt / q**2 - nt / q],
+    )
+    information = np.zeros((p + 2, p + 2))
+    information[:p, :p] = x.T @ x / s + n * np.outer(mean_x, mean_x) / q
+    information[:p, p] = information[p, :p] = 2.0 * (inside / s + outside * s / q**2)
+    information[:p, p + 1] = information[p + 1, :p] = 2.0 * outside * nt / q**2
+    information[p, p] = 2.0 * (s / q - s**2 / q**2 + within / s - between * (s / q**2 - 2.0 * s**2 / q**3))
+    information[p + 1, p + 1] = 2.0 * (nt / q - nt**2 / q**2 - between * (nt / q**2 - 2.0 * nt**2 / q**3))
+    information[p, p + 1] = information[p + 1, p] = 2.0 * (2.0 * between * s * nt / q**3 - s * nt / q**2)
+    return Sums(float(loglik), score, information)
+
+
+def program(
+    rows: HospitalRows,
+    names: Sequence[str],
+    family: Likelihood,
+    intercepts: str = "common",
+    robust: bool = False,
+) -> SumProgram[Fit]:
+    """What one hospital does in a regression: its own numbers out, totals in, the common fit at the end."""
+    seen: list[int] = []
+    scale = yield from common_scale(rows, family, seen)
     constant = np.flatnonzero(scale.deviation < 1e-9 * np.maximum(np.abs(scale.mean), 1.0))
     if len(constant):
         raise RequestError(f"{names[constant[0]]!r} has one value only in the rows used; leave it out")
-    random, own = intercepts == "random", intercepts == "fixed"
+    own = intercepts == "fixed"
     has_intercept = family.intercept and not own
-    ready = [standardised(one, scale, has_intercept) for one in rows]
-    p = len(names) + has_intercept
-    start = np.zeros(p)
+    ready = standardised(rows, scale, has_intercept)
+    called = [*(["intercept"] * has_intercept), *names]
+    start = np.zeros(len(called))
     if has_intercept:
         start[0] = _start(family, scale)
-    part: Part = family.sums
-    if own and isinstance(family, CanonicalGLM):
-        part = profiled(family)
+    part: Part = profiled(family) if own and isinstance(family, CanonicalGLM) else family.sums
     null = float("nan")
     if isinstance(family, CanonicalGLM):
-        named = [*(["intercept"] * has_intercept), *names]
-        start, null = _first_step(ready, family, part, start, own, exchange, named)
-    called = [*(["intercept"] * has_intercept), *names]
-    sd = float("nan")
-    if random:
-        assert isinstance(family, CanonicalGLM)
-        start = np.append(start, np.log(START_SD))
-        part, called = integrated(family), [*called, "deviation"]
-    beta, total, begun = _climb(ready, part, start, exchange, called)
-    if random and beta[-1] < LEAST_LOG_SD:  # hospitals do not differ: the fit with one intercept
-        beta, total, _ = _climb(ready, family.sums, beta[:-1], exchange, called[:-1])
-        beta = np.append(beta, -np.inf)
-    if not isinstance(family, CanonicalGLM):
-        null = begun
-        _identified(total.information, called)
-    if random:
-        beta, sd = beta[:-1], float(np.exp(beta[-1]))
-    covariance = np.linalg.inv(total.information)[:p, :p]
-    if family.name == "linear":
-        covariance = covariance * (-2.0 * total.loglik / max(scale.rows - p - (len(rows) if own else 0), 1))
-    scores, informations = _by_hospital(rows, ready, beta, family, scale, has_intercept)
-    transform = _back(scale, has_intercept)
+        start, null = yield from _first_step(ready, family, part, start, own, seen, called)
+    if intercepts == "random":
+        found = yield from _random(ready, family, start, scale, seen, called)
+    else:
+        beta, total, begun = yield from _climb(ready, part, start, seen, called)
+        found = beta, total.information, total.loglik, float("nan")
+        if not isinstance(family, CanonicalGLM):
+            null = begun
+            _identified(total.information, called)
+    beta, information, loglik, sd = found
+    covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
+    if family.name == "linear" and not sd > 0.0:
+        free = scale.rows - len(called) - (scale.hospitals if own else 0)
+        covariance = covariance * (-2.0 * loglik / max(free, 1))
+    if robust:
+        covariance = yield from robust_covariance(ready, beta, part, scale, seen)
+    score, own_information = _by_hospital(ready, beta, family, scale, has_intercept)
+    back = _back(scale, has_intercept)
     return Fit(
-        (*(("intercept",) if has_intercept else ()), *names),
-        transform @ beta,
-        transform @ covariance @ transform.T,
-        total.loglik,
-        null,
-        exchange.rounds,
-        exchange.bytes,
-        scores,
-        informations,
-        sd,
-    )
+        tuple(called), back @ beta, back @ covariance @ back.T, loglik, null, round(scale.rows),
+        scale.hospitals, len(seen), sum(seen), sd, score, own_information,
+    )  # fmt: skip
+
+
+def _random(
+    ready: HospitalRows,
+    family: Likelihood,
+    start: Floats,
+    scale: CommonScale,
+    seen: list[int],
+    called: list[str],
+) -> SumProgram[tuple[Floats, Floats, float, float]]:
+    """Coefficients, information, log-likelihood and the deviation of random intercepts; where hospitals do
+    not differ, the fit with one intercept."""
+    assert isinstance(family, CanonicalGLM)
+    unit = scale.spread if family.name == "linear" else 1.0
+    scaled = replace(ready, y=ready.y / unit, offset=ready.offset / unit) if unit != 1.0 else ready
+    more = [np.log(START_SD)] if unit == 1.0 else [0.0, np.log(START_SD)]
+    part = integrated(family) if unit == 1.0 else normal_intercepts
+    named = [*called, *(["residual"] if unit != 1.0 else []), "deviation"]
+    theta, total, _ = yield from _climb(scaled, part, np.append(start / unit, more), seen, named)
+    p = len(start)
+    if theta[-1] < LEAST_LOG_SD:
+        beta, total, _ = yield from _climb(ready, family.sums, unit * theta[:p], seen, called)
+        return beta, total.information, total.loglik, 0.0
+    loglik = total.loglik - (scale.rows * np.log(unit))
+    # the inverse of the whole information, cut to the coefficients, is their covariance
+    covariance = np.linalg.inv(total.information)[:p, :p] * unit**2
+    return theta[:p] * unit, np.linalg.inv(covariance), loglik, float(np.exp(theta[-1])) * unit
 
 
 def _start(family: Likelihood, scale: CommonScale) -> float:
@@ -277,14 +352,14 @@ def _start(family: Likelihood, scale: CommonScale) -> float:
 
 
 def _first_step(
-    rows: Sequence[HospitalRows],
+    rows: HospitalRows,
     family: CanonicalGLM,
     part: Part,
     null: Floats,
     own: bool,
-    exchange: Exchange,
+    seen: list[int],
     names: Sequence[str],
-) -> tuple[Floats, float]:
+) -> SumProgram[tuple[Floats, float]]:
     """Weighted least squares on working responses: a start from which few Newton steps are left.
 
     The log-likelihood without any column travels along. With intercepts of their own hospitals take their
@@ -292,36 +367,34 @@ def _first_step(
     """
     k = len(null)
     half = np.triu_indices(k)
-    parts = []
-    for one in rows:
-        response, weight = family.working(one)
-        x = one.x
-        if own and len(x):
-            x = x - (weight @ x) / weight.sum()
-            response = response - (weight @ response) / weight.sum()
-        curvature = (x * weight[:, None]).T @ x
-        parts.append(np.concatenate([[part(one, null).loglik], x.T @ (weight * response), curvature[half]]))
-    total = exchange.total(parts, k)
+    response, weight = family.working(rows)
+    x = rows.x
+    if own and len(x):
+        x = x - (weight @ x) / weight.sum()
+        response = response - (weight @ response) / weight.sum()
+    curvature = (x * weight[:, None]).T @ x
+    vector = np.concatenate([[part(rows, null).loglik], x.T @ (weight * response), curvature[half]])
+    total = yield from _counted(vector, seen)
     curvature = _symmetric(total[1 + k :], k)
     _identified(curvature, names)
     return np.asarray(np.linalg.lstsq(curvature, total[1 : 1 + k], rcond=1e-10)[0]), float(total[0])
 
 
 def _climb(
-    rows: Sequence[HospitalRows], part: Part, start: Floats, exchange: Exchange, names: Sequence[str]
-) -> tuple[Floats, Sums, float]:
+    rows: HospitalRows, part: Part, start: Floats, seen: list[int], names: Sequence[str]
+) -> SumProgram[tuple[Floats, Sums, float]]:
     """The maximum, the sums there, and the log-likelihood at the start."""
     theta, step = start, np.zeros_like(start)
-    best = _sums(rows, part, theta, exchange)
+    best = yield from _sums(rows, part, theta, seen)
     null = best.loglik
     for _ in range(MOST_ROUNDS):
         step = _direction(best)
         if float(step @ best.score) < TOLERANCE**2:
             return theta + step, best, null
-        after = _sums(rows, part, theta + step, exchange)
+        after = yield from _sums(rows, part, theta + step, seen)
         while after.loglik < best.loglik - 1e-6 * (1.0 + abs(best.loglik)) and np.abs(step).max() > 1e-6:
             step = step / 2.0
-            after = _sums(rows, part, theta + step, exchange)
+            after = yield from _sums(rows, part, theta + step, seen)
         theta, best = theta + step, after
         if names[-1] == "deviation" and theta[-1] < LEAST_LOG_SD:
             return theta, best, null
@@ -338,14 +411,12 @@ def _direction(at: Sums) -> Floats:
     return np.asarray(vector @ ((vector.T @ at.score) / bounded))
 
 
-def _sums(rows: Sequence[HospitalRows], part: Part, theta: Floats, exchange: Exchange) -> Sums:
+def _sums(rows: HospitalRows, part: Part, theta: Floats, seen: list[int]) -> SumProgram[Sums]:
     """Totals of all hospitals: a log-likelihood, a score and half of a symmetric matrix each."""
     k = len(theta)
-    half = np.triu_indices(k)
-    parts = [part(one, theta) for one in rows]
-    total = exchange.total(
-        [np.concatenate([[each.loglik], each.score, each.information[half]]) for each in parts], k
-    )
+    here = part(rows, theta)
+    vector = np.concatenate([[here.loglik], here.score, here.information[np.triu_indices(k)]])
+    total = yield from _counted(vector, seen)
     return Sums(float(total[0]), total[1 : 1 + k], _symmetric(total[1 + k :], k))
 
 
@@ -395,43 +466,28 @@ def _back(scale: CommonScale, intercept: bool) -> Floats:
 
 
 def _by_hospital(
-    rows: Sequence[HospitalRows],
-    ready: Sequence[HospitalRows],
-    beta: Floats,
-    family: Likelihood,
-    scale: CommonScale,
-    intercept: bool,
+    ready: HospitalRows, beta: Floats, family: Likelihood, scale: CommonScale, intercept: bool
 ) -> tuple[Floats, Floats]:
-    """Scores and informations of the columns at the estimate, own intercept profiled out; original scale."""
+    """Score and information of the columns at the estimate, own intercept profiled out; original scale."""
     at = beta[1:] if intercept else beta
     part: Part = profiled(family) if isinstance(family, CanonicalGLM) else family.sums
-    found = [part(replace(one, x=one.x[:, 1:] if intercept else one.x), at) for one in ready]
+    found = part(replace(ready, x=ready.x[:, 1:] if intercept else ready.x), at)
     s = scale.deviation
-    scores = np.stack([each.score * s for each in found])
-    return scores, np.stack([each.information * np.outer(s, s) for each in found])
+    return found.score * s, found.information * np.outer(s, s)
 
 
 def robust_covariance(
-    rows: Sequence[HospitalRows], fitted: Fit, family: Likelihood, intercepts: str
-) -> Floats:
+    ready: HospitalRows, beta: Floats, part: Part, scale: CommonScale, seen: list[int]
+) -> SumProgram[Floats]:
     """(k, k) the covariance of the coefficients when rows of one hospital may be correlated (CR1).
 
-    Each hospital adds the outer product of its own score; the total alone is needed.
+    Each hospital adds its information and the outer product of its own score; only the totals are needed.
     """
-    own = intercepts == "fixed"
-    part: Part = profiled(family) if own and isinstance(family, CanonicalGLM) else family.sums
-    k, count = len(fitted.beta), len(rows)
-    total, meat, number = np.zeros((k, k)), np.zeros((k, k)), 0
-    for one in rows:
-        design = one
-        if family.intercept and not own:
-            design = replace(one, x=np.concatenate([np.ones((len(one.x), 1)), one.x], axis=1))
-        here = part(design, fitted.beta)
-        total, meat, number = (
-            total + here.information,
-            meat + np.outer(here.score, here.score),
-            number + len(one.y),
-        )
-    bread = np.linalg.inv(total)
-    correction = count / (count - 1) * (number - 1) / (number - k)
+    k, here = len(beta), part(ready, beta)
+    half = np.triu_indices(k)
+    vector = np.concatenate([here.information[half], np.outer(here.score, here.score)[half]])
+    total = yield from _counted(vector, seen)
+    bread = np.linalg.inv(_symmetric(total[: len(half[0])], k))
+    meat = _symmetric(total[len(half[0]) :], k)
+    correction = scale.hospitals / (scale.hospitals - 1) * (scale.rows - 1) / (scale.rows - k)
     return np.asarray(correction * bread @ meat @ bread)

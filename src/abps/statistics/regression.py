@@ -7,7 +7,7 @@ import html
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from abps.data.memory import frame_of
 from abps.statistics.design import Formula, agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, Floats, HospitalRows
 from abps.statistics.heterogeneity import EffectHeterogeneity, hospital_estimates, summarise
-from abps.statistics.newton import Fit, fit, robust_covariance
+from abps.statistics.newton import Fit, fit
 
 #: What the exponential of a coefficient is called.
 RATIO: Final = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazard ratio"}
@@ -196,11 +196,9 @@ def regress(
     rows = [_rows(part, schema.build(part), label, duration, family) for part in parts]
     _large_enough(rows, schema.names, family, min_cell)
     notes = _notes(rows, names, intercepts, family)
-    fitted = fit(rows, schema.names, chosen, intercepts)
-    if robust:
-        fitted = replace(fitted, covariance=robust_covariance(rows, fitted, chosen, intercepts))
+    fits = fit(rows, schema.names, chosen, intercepts, robust)
     counts = np.array([_events(one, family) for one in rows])
-    return _result(fitted, family, intercepts, robust, label, rows, counts, names, incomplete, notes)
+    return _result(fits, family, intercepts, robust, label, rows, counts, names, incomplete, notes)
 
 
 def _family(family: str, intercepts: str, duration: str | None) -> Any:
@@ -214,8 +212,6 @@ def _family(family: str, intercepts: str, duration: str | None) -> Any:
         )
     if family == "cox" and intercepts != "common":
         raise RequestError("cox is stratified by hospital already; leave --intercepts out")
-    if family == "linear" and intercepts == "random":
-        raise RequestError("random intercepts are for logistic and poisson; choose --intercepts fixed")
     if intercepts not in ("common", "fixed", "random"):
         raise RequestError(f"intercepts {intercepts!r}: choose common, fixed or random")
     return LIKELIHOODS[family]
@@ -285,7 +281,7 @@ def _notes(
 
 
 def _result(
-    fitted: Fit,
+    fits: Sequence[Fit],
     family: str,
     intercepts: str,
     robust: bool,
@@ -296,21 +292,22 @@ def _result(
     incomplete: int,
     notes: tuple[str, ...],
 ) -> RegressionResult:
+    fitted = fits[0]
     se = np.sqrt(np.diag(fitted.covariance))
-    total = sum(len(one.y) for one in rows)
+    total = fitted.rows
     freedom = np.inf
     if robust:
-        freedom = len(rows) - 1
+        freedom = fitted.hospitals - 1
     elif family == "linear":
         freedom = total - len(fitted.beta)
     critical = float(stats.t.ppf(0.975, freedom))
     shown = counts >= SHOWN_EVENTS
-    first = len(fitted.beta) - fitted.scores.shape[1]
+    first = len(fitted.beta) - len(fitted.score)
     effects, hospitals = [], {}
     for k, name in enumerate(fitted.names):
         found = None
         if k >= first and family != "linear":
-            estimates, variances = hospital_estimates(fitted, k - first)
+            estimates, variances = hospital_estimates(fits, k - first)
             good = shown & np.isfinite(variances) & (variances < 25.0)
             if good.sum() >= 2:
                 found = summarise(estimates[good], variances[good])
@@ -330,7 +327,7 @@ def _result(
             )
         )
     lr = 2.0 * (fitted.loglik - fitted.null) if family != "linear" else float("nan")
-    columns = fitted.scores.shape[1]
+    columns = len(fitted.score)
     return RegressionResult(
         family,
         intercepts,
