@@ -62,6 +62,8 @@ def test_it_writes_a_page_figures_tables_and_a_summary(written: tuple[Path, str]
     summary = json.loads(printed)
     assert summary["schema"] == "abps.theory/1"
     assert sum(summary["verdicts"].values()) == len(summary["claims"]) == 16
+    verdict = {claim["name"]: claim["verdict"] for claim in summary["claims"]}
+    assert verdict["Theorem 2 at T = 50 with 229 peers"] == "fails"
     assert json.loads((out / "theory.json").read_text())["claims"] == summary["claims"]
     for name in ("coverage", "regret", "constants", "transition"):
         assert (out / "figures" / f"{name}.svg").read_text().startswith("<svg")

@@ -67,13 +67,6 @@ def test_a_discounted_count_is_never_too_narrow(weights: list[float], delta: flo
     assert float(theory.concentration(w.sum(), delta).noise) >= weighted * (1 - 1e-12)
 
 
-@given(st.floats(0.02, 0.9), st.floats(0.001, 0.5))
-def test_observations_for_is_the_first_count_that_suffices(radius: float, delta: float) -> None:
-    k = theory.observations_for(radius, delta)
-    assert theory.concentration(k, delta).total <= radius
-    assert k == 1 or theory.concentration(k - 1, delta).total > radius
-
-
 # --------------------------------------------------------------------------- the score
 
 

@@ -84,9 +84,8 @@ def compare(
         tune=read_seeds(tune_seeds) if tune_seeds else tune, subgroups=split(subgroups),
     )  # fmt: skip
     slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
-    compute: Executor = functools.partial(run_local, jobs=jobs)
-    if executor == "slurm":
-        compute = functools.partial(run_slurm, slurm=slurm)
+    local: Executor = functools.partial(run_local, jobs=jobs)
+    compute = local if executor == "local" else functools.partial(run_slurm, slurm=slurm)
 
     def show_notes(plan: Plan) -> None:
         for federation in plan.federations.values():

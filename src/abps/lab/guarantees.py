@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import digamma, zeta
 
+from abps.core.credit import clip_affine
 from abps.core.errors import RequestError
 from abps.core.selection import radius
 
@@ -89,22 +90,6 @@ def concentration(
         level = math.log(2.0 / delta) + (np.log(np.maximum(k, 1.0) * (k + 1.0)) if at_all_times else 0.0)
         noise = np.sqrt(level / (2.0 * k))
     return Concentration(np.asarray(noise), np.asarray((a + b) / (a + b + k)), np.full(k.shape, float(drift)))
-
-
-def observations_for(error: float, delta: float, *, prior: Prior = UNIFORM) -> int:
-    """The least K for which Theorem 1 without drift promises an error of at most ``error``."""
-    if not error > 0.0:
-        raise RequestError(f"error is {error}; an error must be positive to be reached")
-    low, high = 0, 1
-    while float(concentration(high, delta, prior=prior).total) > error:
-        low, high = high, 2 * high
-    while high - low > 1:  # the bound falls in K, so bisection finds the first K that suffices
-        middle = (low + high) // 2
-        if float(concentration(middle, delta, prior=prior).total) > error:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 # --------------------------------------------------------------------------- the score
@@ -310,14 +295,9 @@ def first_informative_round(
 
 def negative_transfer_threshold(phi_min: float = -0.1, phi_max: float = 0.1) -> float:
     """c_neg: the mu* at which a peer neither helps nor harms, if no utility was ever clipped."""
-    _checked_clip(phi_min, phi_max)
+    if not phi_min < 0.0 < phi_max:
+        raise RequestError(f"utilities are clipped to [{phi_min}, {phi_max}]; 0 must lie strictly inside")
     return -phi_min / (phi_max - phi_min)
-
-
-def clip_utility(phi: ArrayLike, phi_min: float = -0.1, phi_max: float = 0.1) -> Floats:
-    """phi_bar: the utility on [0, 1], clipped at both ends."""
-    _checked_clip(phi_min, phi_max)
-    return np.asarray(np.clip((np.asarray(phi, np.float64) - phi_min) / (phi_max - phi_min), 0.0, 1.0))
 
 
 def clipped_mean(
@@ -331,7 +311,7 @@ def clipped_mean(
     v, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
     if w.min() < 0.0 or abs(float(w.sum()) - 1.0) > 1e-9:
         raise RequestError("weights must be probabilities that sum to 1")
-    return float((v * w).sum()), float((clip_utility(v, phi_min, phi_max) * w).sum())
+    return float((v * w).sum()), float((clip_affine(v, phi_min, phi_max) * w).sum())
 
 
 #: A peer that helps a little four times in five and does great harm once: (values, probabilities).
@@ -365,8 +345,3 @@ def _checked_prior(prior: Prior) -> Prior:
     if min(prior) <= 0.0:
         raise RequestError(f"prior {prior} is no Beta distribution; both numbers must be positive")
     return prior
-
-
-def _checked_clip(phi_min: float, phi_max: float) -> None:
-    if not phi_min < 0.0 < phi_max:
-        raise RequestError(f"utilities are clipped to [{phi_min}, {phi_max}]; 0 must lie strictly inside")
