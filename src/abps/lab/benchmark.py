@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from abps.evaluate.calibration import calibration, expit
 from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import Measured, measured
 from abps.evaluate.paired import PairedCells
+from abps.lab.anatomy import Anatomy, anatomy
 from abps.lab.suite import Description, make_federation, smaller, suite
 from abps.methods.catalog import find
 from abps.methods.settings import names
@@ -145,11 +146,10 @@ class BenchmarkResult:
     rows: tuple[Row, ...] = ()
     contrasts: tuple[MethodContrast, ...] = ()
     sizes: tuple[SizeClass, ...] = ()
+    anatomy: tuple[Anatomy, ...] = ()
 
     def __add__(self, more: BenchmarkResult) -> BenchmarkResult:
-        return BenchmarkResult(
-            self.rows + more.rows, self.contrasts + more.contrasts, self.sizes + more.sizes
-        )
+        return BenchmarkResult(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +174,14 @@ def run_benchmark(
     found = BenchmarkResult()
     for description in chosen:
         worlds = [tuple(seeds)] if description.real else [(seed,) for seed in seeds]
-        parts = []
+        parts: list[_Part] = []
         for own in worlds:
             name = description.name if description.real else f"{description.name}-{own[0]}"
             progress(f"{name}: {len(methods)} methods, {len(own)} repeat(s), {setup.folds} folds")
-            federation = smaller(make_federation(description, folder, own[0]), setup.rows or description.rows)
+            federation = make_federation(description, folder, own[0])
+            if not parts and federation.outcome.binary:
+                found += BenchmarkResult(anatomy=(anatomy(description.name, federation),))
+            federation = smaller(federation, setup.rows or description.rows)
             place = None if out is None else out / "studies" / name
             parts.append(_measured_part(federation, methods, own, place, setup))
         found += _results(description.name, description.real, parts)
@@ -237,7 +240,7 @@ def _measured_part(
             asked,
             seeds,
             model=model if any("model" in names(find(name)) for name in asked) else None,
-            settings={"codec": setup.codec} if any("codec" in names(find(name)) for name in asked) else None,
+            settings={"codec": setup.codec} if any("codec" in names(find(name)) for name in asked) else {},
             folds=setup.folds,
             out=None if place is None else place if first else place.with_name(f"{place.name}-{model}"),
             jobs=setup.jobs,
@@ -373,7 +376,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def to_frame(rows: Sequence[Row | MethodContrast | SizeClass]) -> pl.DataFrame:
+def to_frame(rows: Sequence[Row | MethodContrast | SizeClass | Anatomy]) -> pl.DataFrame:
     """One line per entry, for a CSV that others can add lines to."""
     return pl.DataFrame([asdict(row) for row in rows]).with_columns(pl.col(pl.Float64).fill_nan(None))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import math
 from collections.abc import Sequence
@@ -15,20 +16,146 @@ from abps import files
 from abps.lab.benchmark import BenchmarkResult, Ranking, ranking, to_frame
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
 
+#: What a federation looks like: columns of its table, with their forms.
+ANATOMY = (
+    ("hospitals", "hospitals", "d"),
+    ("rows", "patients", ",d"),
+    ("median", "median size", "d"),
+    ("largest", "largest", ",d"),
+    ("rate", "events", ".1%"),
+    ("low_rate", "10th", ".1%"),
+    ("high_rate", "90th percentile", ".1%"),
+    ("intercept_sd", "SD of intercepts", ".2f"),
+    ("slope_sd", "SD of coefficients", ".2f"),
+    ("slope_z", "z that they differ", ".1f"),
+)
+
 
 def write(result: BenchmarkResult, out: Path) -> None:
-    """benchmark.csv, contrasts.csv, sizes.csv, benchmark.md and benchmark.html in a folder."""
+    """CSV files of all results, benchmark.md and benchmark.html in a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    frame = to_frame(result.rows)
-    found = ranking(frame)
-    for name, entries in (("contrasts", result.contrasts), ("sizes", result.sizes)):
+    for name in FILES:
+        entries = getattr(result, "rows" if name == "benchmark" else name)
         if entries:
             files.write_text(out / f"{name}.csv", to_frame(entries).write_csv())
-    files.write_text(out / "benchmark.csv", frame.write_csv())
-    files.write_text(out / "benchmark.md", markdown(frame, found))
-    figure = draw("ranks", "Mean ranks", "Methods that a bar joins do not differ.", lambda: ranks(found))
-    figure.save(out)
-    files.write_text(out / "benchmark.html", _page(frame, found, figure))
+    frames = read(out)
+    parts, figures = blocks(frames), drawings(frames)
+    files.write_text(out / "benchmark.md", "\n\n".join(parts.values()) + "\n")
+    for figure in figures:
+        figure.save(out)
+    files.write_text(out / "benchmark.html", _page(frames, figures))
+
+
+#: The tables that a benchmark leaves behind.
+FILES = ("benchmark", "contrasts", "sizes", "anatomy")
+
+
+def read(folder: Path) -> dict[str, pl.DataFrame]:
+    """The tables in a folder, by name; those that are there."""
+    return {name: pl.read_csv(folder / f"{name}.csv") for name in FILES if (folder / f"{name}.csv").exists()}
+
+
+def sections(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Real federations and generated ones, apart: they answer different questions."""
+    named = {"real": frame.filter(pl.col("real")), "generated": frame.filter(~pl.col("real"))}
+    return {name: part for name, part in named.items() if part.height}
+
+
+def blocks(frames: dict[str, pl.DataFrame]) -> dict[str, str]:
+    """Everything that a text about the benchmark quotes, as Markdown, by name."""
+    found = {}
+    for name, part in sections(frames["benchmark"]).items():
+        ranked = ranking(part)
+        head, rows = cells(part, ranked)
+        split = len(SUMMARY) + 1
+        found[name] = conclusion(ranked)
+        found[f"{name}-methods"] = "\n".join(table(head[:split], [row[:split] for row in rows]))
+        scores = [[row[0], *row[split:]] for row in rows]
+        found[f"{name}-scores"] = "\n".join(table([head[0], *head[split:]], scores))
+    if "contrasts" in frames:
+        found["counts"] = "\n".join(counted(frames["contrasts"]))
+        found["answers"] = "\n".join(answers(frames["contrasts"]))
+    if "sizes" in frames:
+        found["sizes"] = "\n".join(by_size(frames["sizes"]))
+    if "anatomy" in frames:
+        rows = [
+            [row["federation"], *(f"{row[name]:{form}}" for name, _, form in ANATOMY)]
+            for row in frames["anatomy"].iter_rows(named=True)
+        ]
+        found["anatomy"] = "\n".join(table(["federation", *(word for _, word, _ in ANATOMY)], rows))
+    return found
+
+
+def drawings(frames: dict[str, pl.DataFrame]) -> list[Drawing]:
+    """Mean ranks on real and on generated federations, and gains by size of hospital."""
+    found = []
+    for name, part in sections(frames["benchmark"]).items():
+        ranked = ranking(part)
+        words = "Methods that a bar joins cannot be told apart (Nemenyi, 5 %)."
+        title = f"Mean ranks, {name} federations"
+        found.append(draw(f"ranks-{name}", title, words, functools.partial(ranks, ranked)))
+    if "sizes" in frames:
+        words = "A point: hospitals of one federation; its area: how many. The line: mean over all hospitals."
+        title = "What a hospital gains on its own model, by its events"
+        found.append(draw("gains", title, words, lambda: gains(frames["sizes"])))
+    return found
+
+
+def counted(contrasts: pl.DataFrame) -> list[str]:
+    """One line per question: on how many federations the answer is yes, the opposite, or open."""
+    rows, contrasts = [], contrasts.with_columns(one=pl.lit(1.0))
+    for (question, real), part in contrasts.group_by("question", "real", maintain_order=True):
+        for name, word in (("auroc", "AUROC"), ("loss", "log-loss")):
+            said = [verdict(r[f"{name}_low"], r[f"{name}_high"]) for r in part.iter_rows(named=True)]
+            kinds = ("yes", "cannot tell", "no, the opposite", "no interval")
+            where = "real" if real else "generated"
+            counts = [str(said.count(kind)) for kind in kinds]
+            rows.append([str(question), where, word, *counts, f"{_weighted(part[name], part['one']):+.4f}"])
+    head = ["question", "federations", "by", "yes", "cannot tell", "no, the opposite", "no interval", "mean"]
+    return table(head, rows)
+
+
+def by_size(sizes: pl.DataFrame) -> list[str]:
+    """One line per class of hospitals: mean gains over all real federations."""
+    rows = []
+    for least, part in _classes(sizes):
+        weight = part["hospitals"]
+        mean = [_weighted(part[name], weight) for name in ("auroc", "loss", "better")]
+        rows.append(
+            [f"{least} or more", str(weight.sum()), f"{mean[0]:+.3f}", f"{mean[1]:+.4f}", f"{mean[2]:.0%}"]
+        )
+    return table(["events of the hospital", "hospitals", "AUROC", "log-loss saved", "smaller log-loss"], rows)
+
+
+def _classes(sizes: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    parts = sizes.partition_by("least_events", as_dict=True)
+    return sorted((int(key[0]), part) for key, part in parts.items())
+
+
+def _weighted(values: pl.Series, weight: pl.Series) -> float:
+    known = values.is_not_null().to_numpy()
+    given, size = values.to_numpy()[known], weight.to_numpy()[known]
+    return float(given @ size / size.sum()) if known.any() else math.nan
+
+
+def gains(sizes: pl.DataFrame) -> Figure:
+    """Gains on the own model by a hospital's events."""
+    figure = blank(7.0, 3.4)
+    axes = figure.add_subplot()
+    classes = _classes(sizes)
+    for at, (_, part) in enumerate(classes):
+        known = part.filter(pl.col("auroc").is_not_null())
+        axes.scatter([at] * known.height, known["auroc"], s=6 * known["hospitals"], color=INK, alpha=0.35)
+    mean = [_weighted(part["auroc"], part["hospitals"]) for _, part in classes]
+    axes.plot(range(len(classes)), mean, color=LATE, linewidth=2.0)
+    axes.axhline(0.0, color=INK, linewidth=0.6)
+    axes.set_xticks(range(len(classes)), [f"{least}+" for least, _ in classes])
+    axes.set(xlabel="events of the hospital, at least", ylabel="AUROC gained on its own model")
+    return figure
+
+
+#: Columns of the table of methods, besides the name.
+SUMMARY = ("mean rank", "to pooled", "log-loss", "slope", "O/E error", "worse off", "kB", "codec")
 
 
 def cells(frame: pl.DataFrame, found: Ranking) -> tuple[list[str], list[list[str]]]:
@@ -56,8 +183,7 @@ def cells(frame: pl.DataFrame, found: Ranking) -> tuple[list[str], list[list[str
                 *("–" if row is None else f"{row['score']:.3f}" for row in own),
             ]
         )
-    head = ["method", "mean rank", "to pooled", "log-loss", "slope", "O/E error", "worse off", "kB", "codec"]
-    return [*head, *names], rows
+    return ["method", *SUMMARY, *names], rows
 
 
 def _means(rows: list[dict[str, Any]], name: str) -> float:
@@ -68,12 +194,6 @@ def _means(rows: list[dict[str, Any]], name: str) -> float:
 
 def _shown(value: float, form: str, unit: str = "") -> str:
     return "–" if math.isnan(value) else f"{value:{form}}{unit}"
-
-
-def markdown(frame: pl.DataFrame, found: Ranking) -> str:
-    """The table as Markdown, with one sentence about it."""
-    head, rows = cells(frame, found)
-    return "\n".join([conclusion(found), "", *table(head, rows)]) + "\n"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -142,18 +262,23 @@ def ranks(found: Ranking) -> Figure:
     return figure
 
 
-def _page(frame: pl.DataFrame, found: Ranking, figure: Drawing) -> str:
-    head, rows = cells(frame, found)
-    top = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    said = html.escape(conclusion(found).replace("`", ""))
+def _page(frames: dict[str, pl.DataFrame], figures: Sequence[Drawing]) -> str:
+    body = []
+    for name, part in sections(frames["benchmark"]).items():
+        found = ranking(part)
+        head, rows = cells(part, found)
+        top = "".join(f"<th scope='col'>{html.escape(word)}</th>" for word in head)
+        lines = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+        said = html.escape(conclusion(found).replace("`", ""))
+        body.append(
+            f"<h2>{name.capitalize()} federations</h2><p>{said}</p><div class='wide' tabindex='0'>"
+            f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
+        )
+    body += [f"<h2>{html.escape(f.title)}</h2>{f.svg}<p>{html.escape(f.caption)}</p>" for f in figures]
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' "
         "content='width=device-width'><title>Benchmark</title><style>body{font:15px/1.5 system-ui;max-width:"
         "72rem;margin:2rem auto;padding:0 1rem}.wide{overflow-x:auto}table{border-collapse:collapse}td,th{"
         "padding:.25rem .5rem;border-bottom:1px solid #ccc;text-align:right}td:first-child,th:first-child{"
-        "text-align:left}svg{max-width:100%;height:auto}</style>"
-        f"<h1>Benchmark</h1><p>{said}</p>{figure.svg}<p>{html.escape(figure.caption)}</p>"
-        f"<div class='wide' tabindex='0'><table><thead><tr>{top}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div></html>\n"
+        f"text-align:left}}svg{{max-width:100%;height:auto}}</style><h1>Benchmark</h1>{''.join(body)}</html>\n"
     )
