@@ -5,9 +5,9 @@ import json
 import polars as pl
 import pytest
 
-from abps.cli.demo_command import SEEDS
 from abps.cli.main import main
 from abps.cli.options import read_seeds
+from abps.cli.study_commands import DEMO_SEEDS
 
 SMALL = ["--data", "icu-synthetic:centers=8,stays=800", "--rounds", "2"]
 
@@ -35,7 +35,9 @@ def test_the_demo_compares_six_methods_out_of_fold(demo, capsys):
     assert code == 0 and err == ""  # nothing is left to compute
     names = ["local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1"]
     runs = content["runs"]
-    assert runs["reused"] == runs["planned"] == len(names) * len(read_seeds(SEEDS)) and not runs["computed"]
+    assert (
+        runs["reused"] == runs["planned"] == len(names) * len(read_seeds(DEMO_SEEDS)) and not runs["computed"]
+    )
     (data,) = content["data"]
     assert [line["method"] for line in data["methods"]] == names and data["folds"] == 5
     lines = {line["method"]: line for line in data["methods"]}

@@ -9,7 +9,7 @@ import pytest
 
 import abps
 from abps.cli.commands import COMMANDS, loaded
-from abps.cli.method_names import NAMES
+from abps.cli.options import NAMES
 
 HEAVY = "torch", "matplotlib", "numba", "polars"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from abps.cli import theory_command as command
+from abps.cli import lab_commands as command
 from abps.cli.main import main
 from abps.lab import theory as studies
 

@@ -56,7 +56,7 @@ def kill_at(arguments, out, more, seconds):
 
 
 if __name__ == "__main__":
-    import abps.cli.study_outcome
+    import abps.cli.outcomes
     import abps.study.compare  # noqa: F401 (everything is imported before the first fork)
 
     seed, kills, *arguments = sys.argv[1:]

@@ -113,10 +113,7 @@ def _report_again(folder: Path) -> Path | None:
 
 
 def _numbers(text: str, flag: str, kind: type) -> list[Any]:
-    try:
-        values = [kind(part) for part in options.split(text)]
-    except ValueError as error:
-        raise RequestError(f"{flag} {text}: give comma-separated numbers") from error
+    values = options.numbers(text, flag, kind)
     if any(value <= 0 for value in values):
         raise RequestError(f"{flag} {text}: give numbers above 0")
     return values

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from abps.cli import options
-from abps.cohorts.duck import Progress as Report
 from abps.cohorts.recipes import RECIPES, CohortRecipe
 from abps.cohorts.tidy import check_out, positives_word
 from abps.methods.settings import with_settings
@@ -112,26 +109,11 @@ def other_command(
     _make(found, source, with_settings(found.options, settings) if settings else found.options, out, as_json)
 
 
-@contextmanager
-def _progress_bar(console: Console) -> Iterator[Report]:
-    """A progress bar on stderr, one line per thing done; silent where stderr is not a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def report(what: str, share: float) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=1.0)
-            bar.update(tasks[what], completed=share)
-
-        yield report
-
-
 def _make(recipe: CohortRecipe, source: Path, chosen: Any, out: Path, as_json: bool) -> None:
     """Build, then write everything; nothing is written before all of it is made."""
     check_out(out)
     console = options.terminal(stderr=True)
-    with _progress_bar(console) as report:
+    with options.progress_bar(TaskProgressColumn(), TimeElapsedColumn()) as report:
         made = recipe.build(source, chosen, report)
         report("drawing the report", 0.0)
         write_cohort(made, recipe.about, out)

@@ -11,8 +11,7 @@ from typer.main import get_command, get_group
 
 from abps.cli.options import flatten
 
-#: Every command and what it does, in the order of ``abps --help``; its code is ``abps.cli.NAME_command``
-#: (with _ for -): a function NAME, or ``register`` for a group of commands.
+#: Every command and what it does, in the order of ``abps --help``.
 COMMANDS: Final = {
     "demo": "Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.",
     "check": "Check a table before anything is learned from it.",
@@ -42,6 +41,19 @@ COMMANDS: Final = {
     "site": "The real federation: hospitals that keep their tables, over NVIDIA FLARE.",
 }
 
+#: The module of a command, where it is not ``abps.cli.NAME_command`` (with _ for -). It holds a function
+#: NAME, or ``register`` for a group of commands.
+MODULES: Final = {
+    name: f"{module}_commands"
+    for module, names in {
+        "study": ("demo", "run", "compare", "report"),
+        "model": ("fit", "predict"),
+        "statistics": ("regress", "evaluate", "table-one"),
+        "lab": ("methods", "theory", "drift", "bench", "benchmark"),
+    }.items()
+    for name in names
+}
+
 #: Old names that still work, for one release.
 RENAMED_FLAGS: Final = {"--patience": "--wait-for-approval"}
 
@@ -68,7 +80,7 @@ def loaded(name: str) -> Any:
     """A command with its options."""
     app = typer.Typer(rich_markup_mode="markdown")
     word = name.replace("-", "_")
-    module = import_module(f"abps.cli.{word}_command")
+    module = import_module(f"abps.cli.{MODULES.get(name, f'{word}_command')}")
     if hasattr(module, "register"):
         module.register(app)
         return get_group(app).commands[name]

@@ -4,20 +4,49 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.table import Table
 
-from abps.cli.method_names import complete_method, complete_methods
 from abps.core.errors import RequestError
 
 if TYPE_CHECKING:  # completion and help must not wait for these
     from abps.data.federation import Federation
     from abps.data.roles import Roles
+
+#: Every name of the catalog, written down so that completion need not wait for it (a test compares the two).
+_NAMES = (
+    "centralized local local-best pooled-best glm-exact local-stopped centralized-stopped fedavg fedavg-p "
+    "fedavg-pq fedavg-x fedprox fedper random-k1 random-k3 group-oracle-k1 abps abps-p abps-q abps-pq-k1 "
+    "abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x abps-plus feddyn moon bnn fedavgm scaffold fedrep "
+    "ditto fedmap clustered odal glmm boosting decefl defta wpfed dpsgd gossip abps-k1-rests "
+    "abps-k1-never-rests pfedgraph dac dac-var dac-k1 ifca fedfomo fedfomo-k1 ehrfl dfca dfca-k1 dpfl pens "
+    "pens-k1 facade facade-r1 pfedgraph-p ifca-p pens-p"
+)
+NAMES: Final = _NAMES.split()
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Names of methods that begin so."""
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """The same for the last of several names with commas between.
+
+    >>> complete_methods("local,fedavg-p")
+    ['local,fedavg-p', 'local,fedavg-pq']
+    """
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in complete_method(last)]
+
 
 Method = Annotated[
     str,
@@ -185,10 +214,15 @@ def split(text: str) -> tuple[str, ...]:
 
 def read_seeds(text: str) -> tuple[int, ...]:
     """``--seeds 11,22`` as numbers."""
+    return tuple(numbers(text, "--seeds", int, "whole numbers, such as 11,22,33"))
+
+
+def numbers(text: str, flag: str, kind: type, what: str = "numbers") -> list[Any]:
+    """Numbers between commas."""
     try:
-        return tuple(int(part) for part in split(text))
+        return [kind(part) for part in split(text)]
     except ValueError:
-        raise RequestError(f"--seeds {text}: give comma-separated whole numbers, such as 11,22,33") from None
+        raise RequestError(f"{flag} {text}: give comma-separated {what}") from None
 
 
 def settings(pairs: list[str] | None, model: str | None = None) -> dict[str, str]:
@@ -200,6 +234,38 @@ def settings(pairs: list[str] | None, model: str | None = None) -> dict[str, str
             raise RequestError(f"--set {pair}: write key=value, for instance --set gamma=0.5")
         given[key.strip()] = value.strip()
     return given
+
+
+def rows_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: Sequence[str] | None = None
+) -> Table:
+    """A table for the terminal.  left: columns that are words; by default the first one."""
+    table = Table(title=title or None, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in head:
+        words = name in (head[:1] if left is None else left)
+        table.add_column(name, justify="left" if words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def progress_bar(*columns: ProgressColumn) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr: call it with what is done and the share that is done (and more fields).
+
+    Silent where stderr is not a terminal.
+    """
+    console = terminal(stderr=True)
+    shown = (TextColumn("{task.description}", markup=False), BarColumn(), *columns)
+    with Progress(*shown, console=console, disable=not console.is_terminal, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, share: float, **more: Any) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=1.0, **more)
+            bar.update(tasks[what], completed=share, **more)
+
+        yield report
 
 
 def terminal(stderr: bool = False, width: int | None = None) -> Console:

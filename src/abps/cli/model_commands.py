@@ -1,18 +1,17 @@
-"""``abps fit``: the final models, one folder per hospital."""
+"""``abps fit`` and ``abps predict``: the final models, and their predictions for new rows."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from abps.cli import options
+from abps.core.errors import RequestError, nearest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from abps.fitted.fit import FitResult
 
 
@@ -50,15 +49,7 @@ def fit(
     check_new(out)
     federation = columns.federation(data)
     announce(federation.notes, columns.strict)
-    console = options.terminal(stderr=True)
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as bar:
-        task = bar.add_task(method, total=None)
+    with options.progress_bar() as bar:
         fitted = fit_models(
             federation,
             method,
@@ -68,7 +59,7 @@ def fit(
             options.split(subgroups),
             folds,
             alone,
-            lambda t, most, _value: bar.update(task, completed=t, total=most),
+            lambda t, most, _value: bar(method, t / most),
         )
     folders = write_models(fitted, out)
     if as_json:
@@ -117,3 +108,64 @@ def _show(fitted: FitResult, out: Path, folders: dict[str, Path]) -> None:
     lines.append(f"read {first}/card.html, then: abps predict --model {first} --data new.csv --out p.csv")
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def predict(
+    model: Annotated[
+        str, typer.Option(help="Hospital's folder written by `abps fit`, or DIR/NAME with its own name.")
+    ],
+    data: Annotated[Path, typer.Option(help="CSV or Parquet file with the columns that the model needs.")],
+    out: Annotated[Path, typer.Option(help="File to write: .csv or .parquet.")],
+    carry: Annotated[str, typer.Option(help="Comma-separated columns to copy, such as an ID.")] = "",
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Predict although columns are out of range.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Predict every row of a table with a fitted model.
+
+    Writes the probability of the event; for other outcomes the probability of every class, the expected
+    number, or the chance of survival past each time. Repairs columns by the same rules as `abps check`.
+    Stops if a column is missing, has another type, or is out of the range that the model has seen.
+
+    Example: abps predict --model models/north --data new.csv --out predictions.csv
+    """
+    import numpy as np
+    import polars as pl
+
+    from abps import files
+    from abps.cli.check_command import repair_words
+    from abps.data.reading import read_raw
+    from abps.fitted.folder import load_model
+    from abps.fitted.inputs import readable
+
+    if out.suffix not in (".parquet", ".csv"):
+        raise RequestError(f"--out {out}: end it in .parquet or .csv")
+    fitted = load_model(model)
+    table = read_raw(data).frame
+    carried = options.split(carry)
+    for name in carried:
+        if name not in table.columns:
+            raise RequestError(f"--carry {name}: no such column{nearest(name, table.columns)}")
+    found = readable(table, fitted.book, fitted.ranges, fitted.center, anyway)
+    console = options.terminal(stderr=True)
+    for repair in found.repairs:
+        console.print(f"mended: {repair_words(repair)}", soft_wrap=True)
+    for sentence in found.warnings:
+        console.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
+    said = fitted.foretold(found.features)
+    result = pl.DataFrame(
+        [
+            pl.Series("row", range(said.height), dtype=pl.Int64),
+            *(table[name] for name in carried if name not in ("row", *said.columns)),
+            *said.get_columns(),
+        ]
+    )
+    files.write_with(out, result.write_csv if out.suffix == ".csv" else result.write_parquet)
+    means = {column.name: float(np.mean(column.to_numpy())) for column in said.get_columns()}
+    if as_json:
+        more = {"mean": means["probability"]} if fitted.outcome.binary else {"means": means}
+        print(json.dumps({"rows": said.height, **more, "out": str(out)}))
+    else:
+        words = ", ".join(f"mean {name} {value:.3f}" for name, value in means.items())
+        print(f"{said.height:,} rows, {words}: {out}")

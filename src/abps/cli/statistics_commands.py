@@ -1,0 +1,162 @@
+"""``abps regress``, ``evaluate`` and ``table-one``: federated statistics of a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from abps.cli import options
+from abps.core.errors import RequestError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+TableFile = Annotated[Path, typer.Option(help="A CSV, Parquet or Excel file.")]
+Hospital = Annotated[str, typer.Option(help="The column that names the hospital of a row.")]
+
+
+def regress(
+    data: TableFile,
+    label: Annotated[
+        str, typer.Option(help="The outcome: 0 or 1, a count, a number, or with cox the event.")
+    ],
+    center: Hospital,
+    formula: Annotated[
+        str,
+        typer.Option(help="Columns: 'age + sex + age:sex + spline(bmi, 3) + offset(log_days)'."),
+    ] = "",
+    columns: Annotated[str, typer.Option(help="Columns with commas between, instead of a formula.")] = "",
+    family: Annotated[
+        str, typer.Option(help="logistic, linear, poisson, or cox (stratified by hospital).")
+    ] = "logistic",
+    intercepts: Annotated[
+        str, typer.Option(help="common (one), fixed (one per hospital) or random.")
+    ] = "common",
+    duration: Annotated[
+        str | None, typer.Option(help="Cox: time to the event or to the end of observation.")
+    ] = None,
+    robust: Annotated[
+        bool, typer.Option("--robust", help="Standard errors that allow for correlation within hospitals.")
+    ] = False,
+    min_cell: Annotated[
+        int, typer.Option(help="Fewest rows and events of a level in all hospitals together.")
+    ] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write CSV, LaTeX, HTML and JSON to this folder.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Estimate effects with intervals from sums over hospitals; equal to the fit on pooled rows.
+
+    Example: abps regress --data stays.csv --label died --center hospital --formula "age + sex" --out effects
+    """
+    from abps.statistics import regression
+
+    text = formula or " + ".join(options.split(columns))
+    if not text:
+        raise RequestError("name the columns: --formula 'age + sex', or --columns age,sex")
+    result = regression.regress(data, label, center, text, family, intercepts, duration, robust, min_cell)
+    if out is not None:
+        result.write(out)
+    if as_json:
+        print(json.dumps(result.to_json()))
+        return
+    console = options.terminal()
+    console.print(regression.summary(result))
+    for note in result.notes:
+        console.print(note)
+    head, rows = result.table()
+    console.print(options.rows_table(head, rows))
+
+
+def table_one(
+    data: TableFile,
+    center: Hospital,
+    columns: Annotated[str, typer.Option(help="Columns with commas between; default: all.")] = "",
+    min_cell: Annotated[int, typer.Option(help="Cells with fewer patients are suppressed.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write table-one.csv, with a column per hospital.")] = None,
+) -> None:
+    """Describe a federation: counts, means, quantiles and missingness, overall and by hospital.
+
+    Example: abps table-one --data stays.csv --center hospital --columns age,sex,died --out table
+    """
+    from abps import files
+    from abps.data.table import read_frame
+    from abps.statistics.table_one import table_one as make
+
+    found = make(read_frame(data), center, options.split(columns), min_cell)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_text(out / "table-one.csv", found.frame().write_csv())
+    console = options.terminal()
+    hidden = f"cells below {min_cell} suppressed"
+    console.print(f"{found.total:,} rows of {len(found.centers)} hospitals; {hidden}")
+    head = ("column", "level", "overall", "largest difference")
+    rows = (
+        (line.column, line.level, line.overall, f"{line.difference:.2f}".replace("nan", "–"))
+        for line in found.lines
+    )
+    console.print(options.rows_table(head, rows, left=head[:2]))
+
+
+def evaluate(
+    data: TableFile,
+    label: Annotated[str, typer.Option(help="The outcome, 0 or 1.")],
+    center: Hospital,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="A folder of `abps fit`, a JSON file of coefficients, or a column of probabilities; "
+            "may be repeated."
+        ),
+    ],
+    thresholds: Annotated[str, typer.Option(help="Net benefit at these, with commas between.")] = "0.1,0.2",
+    min_cell: Annotated[int, typer.Option(help="Fewest events and non-events of a hospital.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write evaluation.csv to this folder.")] = None,
+) -> None:
+    """Evaluate models at every hospital: AUROC, calibration, Brier score and net benefit.
+
+    Example: abps evaluate --data new.csv --label died --center hospital --model fitted/north --out matrix
+    """
+    from abps import files
+    from abps.data.table import read_frame
+    from abps.statistics.evaluation import evaluate_models
+
+    at = options.numbers(thresholds, "--thresholds", float, "numbers between 0 and 1")
+    frame = read_frame(data)
+    for column in (label, center):
+        if column not in frame.columns:
+            raise RequestError(f"{data} has no column {column!r}")
+    frame = frame.drop_nulls([label, center])
+    probabilities = {name: _probabilities(name, frame) for name in model}
+    hospitals = frame[center].cast(str).to_list()
+    found = evaluate_models(probabilities, frame[label].to_numpy(), hospitals, at, min_cell)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_text(out / "evaluation.csv", found.frame().write_csv())
+    rows = []
+    for name in probabilities:
+        said = found.summary(name)
+        if said is None:
+            rows.append((name, "–", f"fewer than two hospitals with {min_cell} events", "", "", ""))
+            continue
+        interval, following = (f"{said[f'{k}low']:.3f} to {said[f'{k}high']:.3f}" for k in ("", "next_"))
+        mean, tau2 = f"{said['mean']:.3f}", f"{said['tau2']:.3f}"
+        rows.append((name, f"{int(said['hospitals'])}", mean, interval, following, tau2))
+    head = ("model", "hospitals", "AUROC", "95 % interval", "next hospital", "τ²")
+    options.terminal().print(options.rows_table(head, rows))
+
+
+def _probabilities(name: str, frame: pl.DataFrame) -> Any:
+    from abps.fitted.folder import load_model
+    from abps.statistics.evaluation import formula_probabilities
+
+    if name in frame.columns:
+        return frame[name].to_numpy()
+    path = Path(name)
+    if path.suffix == ".json" and path.is_file():
+        return formula_probabilities(frame, json.loads(path.read_text(encoding="utf-8")))
+    if path.is_dir():
+        return load_model(path).predict_proba(frame)[:, 1]
+    raise RequestError(f"--model {name}: no column of the table, no JSON file of coefficients and no folder")

@@ -1,0 +1,257 @@
+"""``abps demo``, ``run``, ``compare`` and ``report``: methods on a federation, and what came out."""
+
+from __future__ import annotations
+
+import functools
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.progress import TextColumn
+
+from abps.cli import options
+from abps.cli.options import read_seeds, split
+from abps.core.errors import RequestError
+
+#: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
+DEMO_METHODS: Final = ("local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")
+
+#: Repeats: every patient is scored once in each.
+DEMO_SEEDS: Final = "11"
+
+#: Hospitals that differ, and hospitals that are alike.
+DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"
+ALIKE: Final = "icu-synthetic:heterogeneity=0,centers=40"
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("abps-demo"),
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Another built-in federation, for instance a smaller one; may be repeated."),
+    ] = None,
+    seeds: options.Seeds = DEMO_SEEDS,
+    rounds: Annotated[int, typer.Option(help="Rounds at most.")] = 50,
+    jobs: options.Jobs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.
+
+    Forty synthetic intensive care centers each: the best that a hospital can do alone, a federated
+    regression, FedAvg, random pairs, abps-plus, and pairs by the true groups, all on the same additive model.
+    Every patient is scored out of five folds. Writes abps-demo/report.html, in about a minute.
+    """
+    given = tuple(data or (DIFFER, ALIKE))
+    console = options.terminal(stderr=True)
+    if console.is_terminal:
+        console.print(f"comparing {', '.join(DEMO_METHODS)}, seeds {seeds} → {out}/report.html")
+    from abps.study.workers import LocalExecutor
+
+    with LocalExecutor(jobs) as local:
+        if not out.exists():
+            local.get_ready(len(DEMO_METHODS))
+        # Imported while the workers get ready.
+        from abps.cli.outcomes import finish
+        from abps.study.plan import Request, Source
+
+        request = Request(
+            tuple(Source(each) for each in given),
+            DEMO_METHODS,
+            options.read_seeds(seeds),
+            rounds,
+            {"model": "gam"},
+        )
+        finish(request, DEMO_METHODS, out, local, as_json)
+    if not as_json:
+        options.terminal().print(
+            "your own table: abps compare --data stays.csv --label died --center hospital "
+            "--methods fedavg,abps-plus --out my-study",
+            soft_wrap=True,
+        )
+
+
+def run(
+    method: options.Method,
+    out: options.Out,
+    columns: options.DataOptions,
+    data: options.Data = "icu-synthetic",
+    seed: options.Seed = 11,
+    rounds: options.Rounds = None,
+    model: options.Model = None,
+    set_: options.Settings = None,
+    engine: Annotated[
+        str, typer.Option(help="simulate (fast), or debug (one center at a time).")
+    ] = "simulate",
+    device: Annotated[
+        str, typer.Option(help="Device to train on: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one).")
+    ] = "cpu",
+    attack: options.Attack = None,
+    subgroups: options.Subgroups = "",
+    as_json: options.Json = False,
+) -> None:
+    """Run one method with one seed; write result.json and decisions.parquet.
+
+    Example: abps run --method abps-plus --data stays.csv --label died --center hospital --out my-run
+    """
+    from abps.checks import quick_check
+    from abps.cli.check_command import announce
+    from abps.cli.outcomes import run_summary, run_table
+    from abps.engine.attacks import parse
+    from abps.engine.output import check_free, save
+    from abps.engine.simulate import simulate
+    from abps.methods.accounting import with_noise
+    from abps.methods.catalog import CATALOG
+    from abps.methods.settings import configure, describe
+    from abps.models.modules import find_device
+
+    if method not in CATALOG:
+        quick_check(configure(method), method)
+    config = with_noise(configure(method, options.settings(set_, model), rounds))
+    place = find_device(device)
+    console = options.terminal(stderr=True)
+    with console.status("reading the federation") if console.is_terminal else nullcontext():
+        federation = columns.federation(data)
+        identity = {"method": method, "seed": seed, "config": describe(config), "device": place}
+        identity["attack"] = str(parse(attack)) if attack else ""
+        check_free(out, identity, federation.fingerprint())
+    announce(federation.notes, columns.strict, f"{out}/result.json")
+    measure = TextColumn(f"validation {federation.outcome.measure} {{task.fields[value]:.3f}}")
+    with options.progress_bar(measure) as bar:
+        result = simulate(
+            federation,
+            config,
+            seed,
+            engine=engine,
+            device=device,
+            name=method,
+            attack=attack,
+            subgroups=options.split(subgroups),
+            progress=lambda t, most, value: bar(method, t / most, value=value),
+        )
+    save(result, out)
+    if as_json:
+        print(json.dumps(run_summary(result)))
+        return
+    options.terminal().print(run_table(result))
+    options.terminal().print(f"written to {out}/result.json and {out}/decisions.parquet", soft_wrap=True)
+
+
+def compare(
+    methods: options.Methods,
+    out: options.Out,
+    columns: options.DataOptions,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A file or a built-in federation, as in `abps run`; may be given several times."),
+    ] = None,
+    seeds: options.Seeds = "11,22,33",
+    rounds: options.Rounds = None,
+    model: options.Model = None,
+    set_: options.Settings = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting with several values: --vary gamma=0.1,0.25,0.5; a row for each."),
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            help="Score every patient out of so many folds, once for each seed; 1: the test rows of one "
+            "split. Default: 5, and 1 for the paper's table and attacks."
+        ),
+    ] = None,
+    subgroups: options.Subgroups = "",
+    attack: options.Attack = None,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="First choose every method's grid, on validation rows of other seeds."),
+    ] = False,
+    tune_seeds: Annotated[
+        str, typer.Option(help="Seeds to tune on; default: two that are not compared on.")
+    ] = "",
+    references: Annotated[
+        bool,
+        typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
+    ] = True,
+    jobs: options.Jobs = None,
+    executor: Annotated[str, typer.Option(help="local (processes here) or slurm (job arrays).")] = "local",
+    slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None,
+    slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None,
+    slurm_minutes: Annotated[int, typer.Option(help="Slurm: the time limit of one run.")] = 60,
+    slurm_memory: Annotated[float, typer.Option(help="Slurm: the memory of one run in GB.")] = 4.0,
+    slurm_cores: Annotated[int, typer.Option(help="Slurm: the cores of one run.")] = 1,
+    slurm_deadline: Annotated[
+        float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare methods in folds and repeats; stop and start again, nothing finished is computed twice.
+
+    Every run lies in a folder of its own under OUT/runs. Interrupted (or killed), the same command goes on
+    where it stopped. More methods or repeats (seeds) may be added later to the same folder.
+
+    Example: abps compare --methods local-best,fedavg,random-k1,abps-plus --seeds 11,22,33 --out my-study
+    """
+    from abps.cli.check_command import announce
+    from abps.cli.outcomes import finish
+    from abps.study.execute import Executor
+    from abps.study.plan import Plan, Source, request_of
+    from abps.study.slurm import Slurm, run_slurm
+    from abps.study.workers import run_local
+
+    if executor not in ("local", "slurm"):
+        raise RequestError(f"--executor {executor}: choose local or slurm")
+    sources = tuple(Source(each, columns.roles(), columns.min_stays) for each in data or ["icu-synthetic"])
+    words = split(methods)
+    request = request_of(
+        sources, words, read_seeds(seeds), rounds=rounds, settings=options.settings(set_, model),
+        vary=read_vary(vary or []), references=references, folds=folds, attack=attack,
+        tune=read_seeds(tune_seeds) if tune_seeds else tune, subgroups=split(subgroups),
+    )  # fmt: skip
+    slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
+    local: Executor = functools.partial(run_local, jobs=jobs)
+    compute = local if executor == "local" else functools.partial(run_slurm, slurm=slurm)
+
+    def show_notes(plan: Plan) -> None:
+        for federation in plan.federations.values():
+            announce(federation.notes, columns.strict, f"{out}/study.json")
+
+    finish(request, words, out, compute, as_json, show_notes)
+
+
+def read_vary(pairs: list[str]) -> dict[str, tuple[str, ...]]:
+    """``--vary key=a,b`` as a mapping."""
+    given = {}
+    for pair in pairs:
+        key, equals, values = pair.partition("=")
+        if not equals or not key.strip() or not split(values):
+            raise RequestError(f"--vary {pair}: write key=value,value, for instance --vary gamma=0.1,0.5")
+        given[key.strip()] = split(values)
+    return given
+
+
+def report(
+    study: Annotated[Path, typer.Argument(help="The folder of a study (the --out of `abps compare`).")],
+    out: Annotated[Path | None, typer.Option(help="Write here instead of into the study's folder.")] = None,
+    margin: Annotated[
+        float | None, typer.Option(help="Methods that differ by less are called equal. Default: 0.01.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and report.html.
+
+    Works on an unfinished study too, and says what is not in it. Example: abps report my-study
+    """
+    from abps.cli.outcomes import show, summary
+    from abps.evaluate.verdicts import MARGIN
+    from abps.study.compare import load_study
+
+    margin = MARGIN if margin is None else margin
+    if not 0 < margin < 1:
+        raise RequestError(f"--margin {margin:g}: give an AUROC difference between 0 and 1, such as 0.01")
+    written = load_study(study).report(out, margin)
+    if as_json:
+        print(json.dumps(summary(written)))
+    else:
+        show(written)
