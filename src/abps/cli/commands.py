@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "protection.",
     "benchmark": "Compare methods over many federations: scores with intervals, ranks, bytes, harm, time.",
     "bench": "Measure local training against a plain PyTorch loop and the machine's matrix-multiply speed.",
-    "app": "Check, compare, read the report and take the model home, in the browser on this machine.",
+    "app": "Check a table, compare, read the report and take the model home, in the browser.",
     "site": "The real federation: hospitals that keep their tables, over NVIDIA FLARE.",
 }
 
