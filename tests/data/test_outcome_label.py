@@ -136,12 +136,3 @@ def test_a_federation_keeps_its_outcome_on_disk(tmp_path: Path) -> None:
     fed = read(table(), tmp_path, label="died", duration="days", drop=("kind", "stay"))
     write_federation(tmp_path, fed)
     assert read_federation(tmp_path, fed.fingerprint()).outcome == fed.outcome
-
-
-@pytest.mark.parametrize("crossing", ["false", "true"])
-def test_the_made_survival_federation(crossing: str) -> None:
-    fed = abps.load(f"survival-synthetic:centers=6,groups=2,stays=60,crossing={crossing}")
-    assert fed.outcome.kind == "survival" and fed.size == 6 and len(set(fed.groups)) == 2
-    assert 0.4 < (~np.signbit(fed.label)).mean() < 0.95 and np.abs(fed.label).max() <= 720
-    with pytest.raises(RequestError, match="out of range"):
-        abps.load("survival-synthetic:stays=3")

@@ -29,10 +29,9 @@ from abps.data.scales import (
     summaries,
     summarise,
 )
-from abps.data.site_table import own_table
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
-from abps.data.table import MIN_CLASS, federate
+from abps.data.table import MIN_CLASS, federate, own_table
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 import abps
 from abps.data.codebook import Codebook
 from abps.data.prepare import codebook, prepare
-from abps.data.site_table import own_table
 from abps.data.split import assign_splits, by_key, patient_numbers, quotas
 from abps.data.synthetic.builtin import Roles, builtin_table
-from abps.data.table import federate
+from abps.data.table import federate, own_table
 
 
 def stays(

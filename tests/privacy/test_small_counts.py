@@ -15,10 +15,9 @@ from abps.data.prepare import center_summaries, codebook, numeric_rows, prepare
 from abps.data.roles import Roles
 from abps.data.scales import ColumnSummary, summaries
 from abps.data.screening import identifying_reason
-from abps.data.site_table import own_table
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
-from abps.data.table import federate
+from abps.data.table import federate, own_table
 from abps.methods.leaving import leaving
 from abps.methods.patient_sums import categories
 from abps.methods.settings import configure

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from abps.data.site_table import own_table
+from abps.data.table import own_table
 from abps.sites.consent.agreement import Agreement
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Retries, UnreachableError

@@ -14,9 +14,8 @@ from abps.data.codebook import Codebook, merge_statistics
 from abps.data.federation import Federation
 from abps.data.prepare import codebook, with_statistics
 from abps.data.roles import Roles
-from abps.data.site_table import own_table
 from abps.data.synthetic.builtin import builtin_table
-from abps.data.table import MIN_CLASS, federate
+from abps.data.table import MIN_CLASS, federate, own_table
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy

@@ -14,8 +14,8 @@ from typing import Any
 import polars as pl
 
 from abps.core.errors import RequestError
-from abps.data.column_names import WORDS, is_called, is_patient_name, normalise
 from abps.data.reading import read_raw
+from abps.data.roles import WORDS, is_called, is_patient_name, normalise
 
 #: Rows to show, and letters of a cell.
 SHOWN, LETTERS = 8, 40

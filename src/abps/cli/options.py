@@ -66,8 +66,8 @@ Methods = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        help="CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic, "
-        "survival-synthetic. Set its knobs with icu-synthetic:heterogeneity=4,centers=60."
+        help="CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic. Set its knobs "
+        "with icu-synthetic:heterogeneity=4,centers=60."
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, the initial weights and all draws.")]

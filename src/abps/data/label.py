@@ -12,9 +12,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.column_names import WORDS
 from abps.data.outcome import BINARY, MOST_CLASSES, Outcome, parse_outcome
-from abps.data.roles import Roles
+from abps.data.roles import WORDS, Roles
 
 #: Words that say yes, and words that say no. Several words of one kind may stand in one column.
 YES, NO = frozenset(WORDS["yes"]), frozenset(WORDS["no"])

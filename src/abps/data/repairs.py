@@ -21,8 +21,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.data.column_names import WORDS
 from abps.data.reading import GAPS
+from abps.data.roles import WORDS
 
 #: What is done to cells, by the name of the rule.
 RULES: Mapping[str, str] = {

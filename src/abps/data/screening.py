@@ -1,5 +1,5 @@
 """Which columns must not be learned from: identifiers, copies of the label, values that are known only after
-the outcome, dates, columns that name people; and rows that occur twice.
+the outcome, dates, columns that name people; rows that occur twice; and columns in two units.
 
 Each rule is stated. Columns beyond doubt are excluded; likely ones are kept with a warning. A column that the
 user keeps by name (``keep``) always stays. Columns that name people never enter a codebook that leaves a
@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.data.column_names import WORDS, is_called, is_patient_name, is_time_after
+from abps.data.roles import WORDS, is_called, normalise
 
 #: One column alone that ranks the label as well as this is suspected to know it …
 SUSPECT_AUROC = 0.95
@@ -93,7 +93,7 @@ def _screen_column(column: pl.Series, label: NDArray[np.int8]) -> tuple[FindingK
         distinct = column.drop_nulls().n_unique()
         return FindingKind.IDENTIFIER, f"an identifier: {distinct} values in {len(column)} rows", True
     timely = column.dtype.is_temporal() or column.dtype.is_numeric()
-    if timely and is_time_after(name):
+    if timely and is_called(name, "after") and is_called(name, "time"):
         return FindingKind.AFTER_OUTCOME, "by its name a time that is known only after the outcome", True
     value = auroc_alone(column, label)
     if value is not None and value >= COPY_AUROC:
@@ -169,7 +169,7 @@ def suggest_patient(frame: pl.DataFrame) -> tuple[str, int] | None:
         whole = column.dtype == pl.String or column.dtype.is_integer()
         if not whole and column.dtype.is_float():
             whole = bool((column.drop_nulls() % 1 == 0).all())
-        if not whole or not is_patient_name(column.name):
+        if not whole or not is_called(column.name, "patient") or is_called(column.name, "case"):
             continue
         known = column.drop_nulls()
         distinct = known.n_unique()
@@ -321,3 +321,79 @@ def identifying_reason(column: pl.Series, patient: NDArray[np.int64] | None, min
     if few > 0.5 * people.height and shared.height > min_cell:
         return "most of its values are of a few patients each"
     return ""
+
+
+# --- columns that some centers seem to record in another unit: their values lie apart by a factor --------
+
+#: Values of a column that a center needs before its unit is judged.
+ENOUGH_VALUES = 20
+
+#: Medians closer than this factor are differences in case mix.
+LEAST_FACTOR = 1.7
+
+#: A known conversion factor explains a ratio of medians within this factor of it.
+NEAR = 1.35
+
+
+def unit_warnings(features: pl.DataFrame, center: NDArray[np.int32], centers: tuple[str, ...]) -> list[str]:
+    """One sentence for every numeric column that some centers seem to record in another unit.
+
+    The centers' medians are sorted; the column is suspicious if they fall into two groups that lie apart by
+    at least ``LEAST_FACTOR``, and the middle 80 % of the two groups' values do not overlap.
+    """
+    numeric = (column for column in features.get_columns() if column.dtype.is_numeric())
+    return [warning for column in numeric if (warning := _unit_warning(column, center, centers))]
+
+
+def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[str, ...]) -> str:
+    values = column.cast(pl.Float64).to_numpy()
+    known = np.isfinite(values)
+    if not known.any() or (values[known] < 0).any() or len(np.unique(values[known])) <= 10:
+        return ""
+    quantiles = _quantiles(values[known], center[known], len(centers))
+    usable = np.flatnonzero(np.isfinite(quantiles[1]) & (quantiles[1] > 0))
+    if len(usable) < 2:
+        return ""
+    usable = usable[np.argsort(quantiles[1, usable], kind="stable")]
+    low, middle, high = quantiles[:, usable]
+    gaps = middle[1:] / middle[:-1]
+    cut = int(np.argmax(gaps)) + 1
+    if gaps[cut - 1] < LEAST_FACTOR or high[:cut].max() >= low[cut:].min():
+        return ""
+    rows = np.bincount(center[known], minlength=len(centers))[usable]
+    few_low = (cut, rows[:cut].sum()) < (len(usable) - cut, rows[cut:].sum())
+    few, most = (slice(0, cut), slice(cut, None)) if few_low else (slice(cut, None), slice(0, cut))
+    here, elsewhere = float(np.median(middle[few])), float(np.median(middle[most]))
+    names = [repr(centers[i]) for i in usable[few]]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"{column.name!r}: the values of {shown} seem to have another unit (median {here:.3g}, elsewhere "
+        f"{elsewhere:.3g}{_factor(column.name, here, elsewhere)}); convert them, or leave the column out"
+    )
+
+
+def _factor(name: str, here: float, elsewhere: float) -> str:
+    """The factor between two medians: that of a known conversion where one fits, else their ratio."""
+    plain, ratio = normalise(name), max(here, elsewhere) / min(here, elsewhere)
+    if "temp" in plain and 2.3 < ratio < 3.1:
+        return "; °F and °C?"
+    way = "multiply by" if here < elsewhere else "divide by"
+    fitting = [
+        (abs(np.log(ratio / each["factor"])), each["factor"], each["units"])
+        for each in WORDS["conversions"]
+        if re.search(each["column"], plain) and 1 / NEAR < ratio / each["factor"] < NEAR
+    ]
+    if fitting:
+        _, factor, units = min(fitting)
+        return f"; {units}? {way} {factor:g}"
+    return f"; a factor of about {float(f'{ratio:.2g}'):g}"
+
+
+def _quantiles(values: NDArray[np.float64], center: NDArray[np.int32], n: int) -> NDArray[np.float64]:
+    """(3, n) the 10 %, 50 % and 90 % quantiles of each center; NaN with fewer than ``ENOUGH_VALUES``."""
+    order = np.lexsort((values, center))
+    ranked, size = values[order], np.bincount(center, minlength=n)
+    start = np.concatenate([[0], np.cumsum(size)[:-1]])
+    at = np.array([[0.1], [0.5], [0.9]]) * np.maximum(size - 1, 0)
+    place = np.minimum(start + np.rint(at).astype(np.int64), len(ranked) - 1)
+    return np.where(size >= ENOUGH_VALUES, ranked[place], np.nan)

@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from abps.core.errors import RequestError, nearest
-from abps.data.column_names import is_age, is_sex
 from abps.data.federation import Federation
+from abps.data.roles import is_age, is_sex
 from abps.evaluate.subgroups import age_groups, frequent, thirds
 
 

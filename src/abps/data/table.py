@@ -11,13 +11,15 @@ Every rule is stated, and what it did stands in the federation's ``notes``:
   dates, and values that are known only after the outcome (:mod:`abps.data.screening`);
 * duplicate rows are removed;
 * a center takes part if it has at least ``min_stays`` rows and three of each class (one for each split).
+
+A hospital reads its own table as a federation of one, in the terms of the study's codebook.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,17 +29,24 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
 from abps.data.check import ColumnCheck, LeftOut, TableCheck
-from abps.data.column_names import normalise
+from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation
-from abps.data.label import EncodedLabel, encode_label
+from abps.data.label import EncodedLabel, align_label, encode_label
 from abps.data.outcome import FEWEST, Outcome
 from abps.data.reading import GAPS, RawTable, read_raw
-from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column
-from abps.data.roles import RoleOptions, Roles, completed
-from abps.data.screening import ColumnFinding, FindingKind, duplicates, is_identifier, screen, suggest_patient
+from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column, to_levels
+from abps.data.roles import RoleOptions, Roles, completed, normalise
+from abps.data.screening import (
+    ColumnFinding,
+    FindingKind,
+    duplicates,
+    is_identifier,
+    screen,
+    suggest_patient,
+    unit_warnings,
+)
 from abps.data.split import content_of, patient_numbers
 from abps.data.synthetic.builtin import BUILTIN, builtin_table, is_builtin
-from abps.data.units import unit_warnings
 
 #: The smallest center that takes part, unless the user says otherwise.
 MIN_STAYS = 50
@@ -99,57 +108,75 @@ def load_file(path: Path, roles: Roles, min_stays: int = MIN_STAYS) -> Federatio
     return checked(raw, roles, path.stem, min_stays)
 
 
-def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) -> Federation:
-    """The federation in somebody's table: repaired, screened for columns that must not be learned from."""
+@dataclass(frozen=True, eq=False)
+class _Repaired:
+    """A table with its roles as it spells them, after repairs, and its label.  doubts: sentences."""
+
+    roles: Roles
+    frame: pl.DataFrame
+    label: EncodedLabel
+    repairs: tuple[Repair, ...]
+    doubts: tuple[str, ...]
+
+    @property
+    def rest(self) -> pl.DataFrame:
+        """The columns without a role."""
+        return self.frame.drop(role_columns(self.frame, self.roles))
+
+    def findings(self) -> list[ColumnFinding]:
+        """What is wrong with these."""
+        return screen(self.rest, self.label.outcome.events(self.label.values).astype(np.int8))
+
+
+def _repaired(raw: RawTable, roles: Roles) -> _Repaired:
     roles = resolve(raw.frame, roles)
     frame, repairs, doubts = repair_table(raw.frame, roles)
     label = encode_label(frame, roles)
-    rest = frame.drop(role_columns(frame, roles))
-    findings = screen(rest, label.outcome.events(label.values).astype(np.int8))
-    ids = [f.column for f in findings if f.kind is FindingKind.IDENTIFIER]
-    alike = duplicates(frame.drop(ids))
+    doubt = [label.doubt] if label.doubt else []
+    return _Repaired(roles, frame, label, tuple(repairs), (*raw.warnings, *doubt, *doubts))
+
+
+def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) -> Federation:
+    """The federation in somebody's table: repaired, screened for columns that must not be learned from."""
+    table = _repaired(raw, roles)
+    roles, frame, findings = table.roles, table.frame, table.findings()
+    alike = duplicates(frame.drop(f.column for f in findings if f.kind is FindingKind.IDENTIFIER))
     removed = alike if alike.sum() > MANY_COPIES * frame.height else np.zeros_like(alike)
-    kept = frame.filter(pl.Series(~removed))
+    kept, label = frame.filter(pl.Series(~removed)), replace(table.label, values=table.label.values[~removed])
     excluded = {
         f.column: f"{f.sentence}; keep={shlex.quote(f.column)} uses it"
         for f in findings
         if f.excluded and f.column not in roles.keep
     }
-    federation = _assemble(
-        kept, roles, replace(label, values=label.values[~removed]), name, min_stays, excluded
-    )
-    warnings = [*raw.warnings, *([label.doubt] if label.doubt else []), *doubts]
-    warnings += [
+    federation = _assemble(kept, roles, label, name, min_stays, excluded)
+    warnings = [
         f"{f.column!r}: {f.sentence}{_action(f, roles)}"
         for f in findings
         if f.kind is not FindingKind.IDENTIFIER
     ]
-    patient = None if roles.patient else suggest_patient(rest)
+    patient = None if roles.patient else suggest_patient(table.rest)
     if patient is not None:
-        column, people = patient
         warnings.append(
-            f"{column!r}: {people:,} patients in {frame.height:,} rows; patient={shlex.quote(column)} keeps "
-            "the rows of a patient in one split"
+            f"{patient[0]!r}: {patient[1]:,} patients in {frame.height:,} rows; "
+            f"patient={shlex.quote(patient[0])} keeps the rows of a patient in one split"
         )
     if alike.any():
         done = "removed" if removed.any() else "kept"
         warnings.append(f"{int(alike.sum())} of {frame.height} rows are exact duplicates; {done}")
-    warnings += unit_warnings(federation)
-    lost = sum(o.rows for o in federation.left_out)
+    warnings += unit_warnings(federation.features, federation.center, federation.centers)
+    lost, many = sum(o.rows for o in federation.left_out), len(federation.left_out)
     if lost > MANY_LEFT_OUT * kept.height:
-        many = len(federation.left_out)
-        warnings.append(
-            f"{many} of {many + federation.size} centers ({lost:,} of {kept.height:,} rows) take no part"
-        )
+        share = f"({lost:,} of {kept.height:,} rows) take no part"
+        warnings.append(f"{many} of {many + federation.size} centers {share}")
     assert federation.notes is not None
     notes = replace(
         federation.notes,
         form=raw.form,
         rows=frame.height,
         copies=int(removed.sum()),
-        repairs=tuple(repairs),
+        repairs=table.repairs,
         findings=tuple(findings),
-        warnings=tuple(warnings),
+        warnings=(*table.doubts, *warnings),
         patient=patient[0] if patient else "",
     )
     return replace(federation, notes=notes)
@@ -240,18 +267,15 @@ def _assemble(
 
     excluded: columns that are no features although they have no role, and why.
     """
-    values, outcome = label.values, label.outcome
-    centers_of = center_names(frame[roles.center], roles.center)
     if min_stays < 1:
         raise RequestError(f"min_stays={min_stays}: choose at least 1")
-    kept, left_out = _who_takes_part(centers_of, values, outcome, min_stays)
+    centers_of = center_names(frame[roles.center], roles.center)
+    kept, left_out = _who_takes_part(centers_of, label.values, label.outcome, min_stays)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
         raise RequestError(_too_few_centers(name, roles.center, centers, left_out))
-    whole = frame
-    chosen = np.isin(centers_of, centers)
-    frame = frame.filter(pl.Series(chosen))
-    centers_of, values = centers_of[chosen], values[chosen]
+    whole, chosen = frame, np.isin(centers_of, centers)
+    frame, centers_of = frame.filter(pl.Series(chosen)), centers_of[chosen]
     groups = None if roles.group is None else _group_of(frame[roles.group], centers_of, centers, roles.group)
     features, reasons = usable_features(frame.drop([*role_columns(frame, roles), *excluded], strict=False))
     reasons |= dict(excluded)
@@ -260,28 +284,31 @@ def _assemble(
         raise RequestError(
             f"{name}: no column is left to learn from{f' ({why})' if why else ''}; check drop and the table"
         )
-    made = make_federation(frame, roles, replace(label, values=values), features, reasons, name)
+    made = _federation(frame, roles, replace(label, values=label.values[chosen]), features, reasons, name)
     assert made.notes is not None
     notes = replace(
         made.notes,
         rows=whole.height,
         events=label.events,
-        columns=column_checks(whole, roles, features, reasons),
+        columns=_column_checks(whole, roles, features, reasons),
         centers=centers,
         left_out=tuple(left_out),
     )
+    # What is not learned from and shows neither identity nor outcome is kept for subgroups.
+    shown = {roles.label, roles.duration, roles.center, roles.patient, roles.time, *features.columns}
+    aside = [column for column in frame.columns if column not in shown]
     return replace(
         made,
         center=np.searchsorted(np.array(centers), centers_of).astype(np.int32),
         centers=centers,
         groups=groups,
         left_out=tuple(left_out),
-        aside=_unused_columns(frame, roles, features.columns),
+        aside=frame.select(aside) if aside else None,
         notes=notes,
     )
 
 
-def make_federation(
+def _federation(
     frame: pl.DataFrame,
     roles: Roles,
     label: EncodedLabel,
@@ -296,8 +323,19 @@ def make_federation(
     years = None if roles.time is None else _years(frame[roles.time], roles.time)
     patient = None
     if roles.patient is not None:
-        content = content_of(features, label.values, years)
-        patient = patient_numbers(frame[roles.patient], content)
+        patient = patient_numbers(frame[roles.patient], content_of(features, label.values, years))
+    notes = TableCheck(
+        name=name,
+        form="a table in memory",
+        rows=frame.height,
+        copies=0,
+        label=roles.label,
+        positive=label.positive,
+        negative=label.negative,
+        events=label.events,
+        columns=_column_checks(frame, roles, features, reasons),
+        centers=(name,),
+    )
     return Federation(
         name=name,
         features=features,
@@ -308,18 +346,7 @@ def make_federation(
         time=years,
         descriptors=_descriptors(features),
         outcome=label.outcome,
-        notes=TableCheck(
-            name=name,
-            form="a table in memory",
-            rows=frame.height,
-            copies=0,
-            label=roles.label,
-            positive=label.positive,
-            negative=label.negative,
-            events=label.events,
-            columns=column_checks(frame, roles, features, reasons),
-            centers=(name,),
-        ),
+        notes=notes,
     )
 
 
@@ -340,14 +367,7 @@ def _too_few_centers(name: str, column: str, able: Sequence[str], left_out: Sequ
     )
 
 
-def _unused_columns(frame: pl.DataFrame, roles: Roles, used: Sequence[str]) -> pl.DataFrame | None:
-    """The columns that are not learned from and show neither identity nor outcome."""
-    never = {roles.label, roles.duration, roles.center, roles.patient, roles.time, *used}
-    names = [name for name in frame.columns if name not in never]
-    return frame.select(names) if names else None
-
-
-def column_checks(
+def _column_checks(
     frame: pl.DataFrame, roles: Roles, features: pl.DataFrame, reasons: Mapping[str, str]
 ) -> tuple[ColumnCheck, ...]:
     """Type, role and use of every column of the table."""
@@ -363,22 +383,20 @@ def column_checks(
             why = "kept by request"
         shown = features[column.name] if used else column
         missing = column.null_count() / max(1, len(column))
-        checks.append(ColumnCheck(column.name, type_name(shown, column), role, used, why, round(missing, 6)))
+        checks.append(ColumnCheck(column.name, _type_name(shown, column), role, used, why, round(missing, 6)))
     return tuple(checks)
 
 
-def type_name(feature: pl.Series, column: pl.Series) -> str:
+def _type_name(feature: pl.Series, column: pl.Series) -> str:
     """What a column holds, in one word."""
     if column.dtype.is_temporal():
         return "date"
     if feature.dtype == pl.Boolean:
         return "yes/no"
     if feature.dtype.is_numeric():
-        known = feature.drop_nulls()
-        if len(known) == 0:
+        if feature.null_count() == len(feature):
             return "empty"
-        binary = known.n_unique() <= 2 and set(known.unique().to_list()) <= {0, 1}
-        return "yes/no" if binary else "number"
+        return "yes/no" if _is_binary(feature) else "number"
     if feature.dtype in (pl.String, pl.Categorical, pl.Enum):
         return "category"
     return "empty" if feature.dtype == pl.Null else "other"
@@ -484,12 +502,8 @@ def _group_of(
 ) -> tuple[str, ...]:
     """One group per center; a center in two groups is an error."""
     groups: dict[str, str] = {}
-    pairs = (
-        pl.DataFrame({"c": centers_of, "g": column.cast(pl.String).fill_null("(none)")})
-        .unique()
-        .sort("c", "g")
-    )
-    for center, group in pairs.iter_rows():
+    pairs = pl.DataFrame({"c": centers_of, "g": column.cast(pl.String).fill_null("(none)")})
+    for center, group in pairs.unique().sort("c", "g").iter_rows():
         if center in groups:
             raise RequestError(
                 f"group={name}: center {center!r} is in the groups {groups[center]!r} and {group!r}; "
@@ -504,10 +518,106 @@ def _descriptors(features: pl.DataFrame) -> tuple[str, ...]:
     charlson = tuple(name for name in features.columns if name.startswith("cci_"))
     if charlson:
         return charlson
-    binary = [
-        c.name
-        for c in features.get_columns()
-        if c.dtype == pl.Boolean
-        or (c.dtype.is_numeric() and set(c.drop_nulls().unique().to_list()) <= {0, 1})
-    ]
-    return tuple(binary[:12])
+    return tuple(c.name for c in features.get_columns() if _is_binary(c))[:12]
+
+
+def _is_binary(column: pl.Series) -> bool:
+    if column.dtype == pl.Boolean:
+        return True
+    return column.dtype.is_numeric() and set(column.drop_nulls().unique().head(3).to_list()) <= {0, 1}
+
+
+# --- one hospital's own table -------------------------------------------------------------------------
+
+
+def own_outcome(
+    path: str | Path,
+    label: str,
+    positive: str | None = None,
+    outcome: str | None = None,
+    duration: str | None = None,
+) -> EncodedLabel:
+    """The outcome of one center's own table: what it is, and which of its words are the event."""
+    roles = Roles(label, "", positive=positive, outcome=outcome, duration=duration)
+    return _repaired(read_raw(Path(path)), roles).label
+
+
+def own_table(
+    path: str | Path,
+    site: str,
+    label: str,
+    patient: str | None = None,
+    time: str | None = None,
+    drop: tuple[str, ...] = (),
+    book: Codebook | None = None,
+    positive: str | None = None,
+    outcome: str | None = None,
+    duration: str | None = None,
+) -> Federation:
+    """One center's own table, read at that center: a federation of one.
+
+    With a codebook the features are those that it asks for, and the outcome is in its terms; without, all
+    that can be learned from.  positive, outcome, duration: as in :class:`Roles`.
+    """
+    if outcome is None and book is not None and not book.outcome.binary:
+        outcome = book.outcome.asked
+    roles = Roles(label, "", patient, time, None, tuple(drop), positive=positive, outcome=outcome,
+                  duration=duration)  # fmt: skip
+    raw = read_raw(Path(path))
+    table = _repaired(raw, roles)
+    roles, found = table.roles, table.label
+    if book is not None:
+        found = align_label(found, book.outcome, site, roles.label)
+        _same_event(found, book, site, roles.label)
+    values, what = found.values, found.outcome
+    lacks = what.lacks(values)
+    if what.binary and lacks:
+        lacks = (
+            f"{int(values.sum())} positive of {len(values)} rows; a center needs {MIN_CLASS} of each class"
+        )
+    if lacks:
+        raise RequestError(f"{path}: {lacks}")
+    if book is not None and book.time and roles.time is None:
+        raise RequestError(f"{site}: the codebook asks for a time column; name it with time")
+    if book is None:
+        excluded = {f.column: f.sentence for f in table.findings() if f.excluded}
+        features, reasons = usable_features(table.rest.drop(list(excluded)))
+        reasons |= excluded
+    else:
+        features = as_agreed(table.rest, raw.frame, book, site)
+        reasons = dict.fromkeys(table.rest.columns, "not in the codebook")
+        roles = roles if book.time else replace(roles, time=None)
+    if features.width == 0:
+        raise RequestError(f"{path}: no column is left to learn from; check drop and the table")
+    made = _federation(table.frame, roles, found, features, reasons, site)
+    assert made.notes is not None
+    notes = replace(made.notes, form=raw.form, repairs=table.repairs, warnings=table.doubts)
+    return replace(made, notes=notes, descriptors=made.descriptors if book is None else book.descriptors)
+
+
+def _same_event(outcome: EncodedLabel, book: Codebook, site: str, label: str) -> None:
+    """Refuse a table whose event is not the codebook's: the model would learn the contrary from it."""
+    events, others = {*outcome.event_words}, {*outcome.other_words}
+    turned = sorted(events & {*book.others} | others & {*book.events})
+    if turned:
+        raise RequestError(
+            f"{site}: the label {label!r} counts {turned[0]!r} the other way round than the codebook; say in "
+            "the site's file which value is the event (positive), or agree on another codebook"
+        )
+    unknown = sorted((events | others) - {*book.events, *book.others})
+    if unknown and outcome.doubt:
+        raise RequestError(
+            f"{site}: the codebook does not say whether {unknown[0]!r} of the label {label!r} is the event; "
+            "say it in the site's file (positive), or agree on another codebook"
+        )
+
+
+def as_agreed(repaired: pl.DataFrame, raw: pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
+    """The columns that a codebook asks for, as it asks for them: levels by its own spelling."""
+    levels: dict[str, list[str]] = {}
+    for column in book.columns:
+        if column.kind == "level":
+            levels.setdefault(column.source, []).append(column.level)
+    known = {column.name: as_feature(column) for column in repaired.get_columns()}
+    known |= {name: to_levels(raw[name], wanted) for name, wanted in levels.items() if name in raw.columns}
+    return typed({name: column for name, column in known.items() if column is not None}, book, owner)

@@ -12,8 +12,7 @@ from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook
 from abps.data.repairs import Repair
 from abps.data.roles import Roles
-from abps.data.site_table import as_agreed
-from abps.data.table import repair_table
+from abps.data.table import as_agreed, repair_table
 
 #: The share of a column's values that may lie outside its range before the column is refused.
 OUTSIDE = 0.05

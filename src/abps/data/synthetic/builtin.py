@@ -17,18 +17,13 @@ from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
 from abps.data.synthetic.fedprox_synthetic import FedproxSynthetic
 from abps.data.synthetic.icu import IcuSynthetic
-from abps.data.synthetic.survival_synthetic import SurvivalSynthetic
 
 #: name -> the dataclass whose fields are its knobs, and the roles of its columns.
 _ICU = Roles(label="died", center="center", patient="patient", time="admission_year", group="careunit")
-Knobs = IcuSynthetic | FedproxSynthetic | SurvivalSynthetic
+Knobs = IcuSynthetic | FedproxSynthetic
 BUILTIN: dict[str, tuple[type[Knobs], Roles]] = {
     "icu-synthetic": (IcuSynthetic, _ICU),
     "fedprox-synthetic": (FedproxSynthetic, Roles(label="y", center="center")),
-    "survival-synthetic": (
-        SurvivalSynthetic,
-        Roles(label="died", center="center", group="group", outcome="survival", duration="days"),
-    ),
 }
 
 
@@ -82,7 +77,6 @@ def _value(name: str, knob: str, text: str, hint: Any) -> Any:
             return tuple(int(part) for part in text.split("+"))
         return hint(text)
     except (ValueError, KeyError):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number"}.get(
-            hint, "whole numbers with + between"
-        )
+        known = {bool: "true or false", int: "a whole number", float: "a number"}
+        wanted = known.get(hint, "whole numbers with + between")
         raise RequestError(f"{name}: {knob}={text!r} is not {wanted}; write {knob}=VALUE") from None

@@ -90,6 +90,8 @@ FIRST_YEAR, WINDOWS = 2110, 41
 STAYS, CENTERS = 71_008, 230
 #: No center has fewer stays than this.
 SMALLEST_CENTER = 20
+#: Standard deviation of the logarithm of a center's size.
+SIZE_SPREAD = 0.60
 #: Share of stays whose patient was in the same center before (and left it alive).
 READMITTED = 0.10
 #: How far the centers of one unit scatter around it: log-odds of a prevalence, SDs of a vital's mean.
@@ -97,9 +99,8 @@ CENTER_SCATTER = 0.06
 
 
 RANGES = {
-    "heterogeneity": (0, 20), "risk": (0, 20), "case_mix": (0, 5), "alike": (0, 1), "size_spread": (0, 2),
-    "signal": (0, 10), "drift": (0, 10), "centers": (1, 100_000), "groups": (1, 1_000),
-    "seed": (0, 2**63 - 1),
+    "heterogeneity": (0, 20), "risk": (0, 20), "case_mix": (0, 5), "alike": (0, 1), "signal": (0, 10),
+    "centers": (1, 100_000), "groups": (1, 1_000), "seed": (0, 2**63 - 1),
 }  # fmt: skip
 
 
@@ -119,9 +120,7 @@ class IcuSynthetic:
     centers, groups: how many centers, from how many care units.
     group_sizes: centers per care unit, if they are not to be equal.
     stays: stays in all centers together; unset, 309 per center as in the default federation.
-    size_spread: standard deviation of the logarithm of a center's size.
     signal: scale of the common risk against the unexplained; 1 is calibrated.
-    drift: change from the first window to the last in case mix, mortality and risk; 0 is none.
     seed: which federation of this kind.
     """
 
@@ -134,9 +133,7 @@ class IcuSynthetic:
     groups: int = 6
     group_sizes: tuple[int, ...] = ()
     stays: int | None = None
-    size_spread: float = 0.60
     signal: float = 1.0
-    drift: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -169,16 +166,12 @@ class IcuSynthetic:
 
     def generate(self) -> pl.DataFrame:
         """One row per stay: died, center, careunit, admission_year, patient, then the features."""
-        return draw(population_of(self), self.seed)
+        return draw_with_risk(population_of(self), self.seed)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """What the stays of every center are drawn from; (n,) or (n, k) arrays, one row per center.
-
-    Everything that sets a center apart is here, so a federation that changes over time is a sequence
-    of populations.
-    """
+    """What the stays of every center are drawn from; (n,) or (n, k) arrays, one row per center."""
 
     names: tuple[str, ...]
     groups: tuple[str, ...]
@@ -191,7 +184,6 @@ class Population:
     comorbidity: Floats  # (n, 12) log-odds
     vitals: Floats  # (n, 7) shift of the mean in standard deviations
     categories: dict[str, Floats]  # (n, levels) log-shares
-    level: Floats  # shift of severity: how mortality moves within a stratum
     common: float  # scale of the risk that all share
     own: Floats  # (n, terms) weights of the center's own direct effects
 
@@ -246,7 +238,7 @@ def _windows(knobs: IcuSynthetic, counts: list[int], volume: Floats) -> tuple[ND
     """
     rng = _stream(knobs.seed, "sizes")
     cells = max(WINDOWS, *counts)
-    size = np.exp(volume + knobs.size_spread * rng.standard_normal((len(counts), cells)))
+    size = np.exp(volume + SIZE_SPREAD * rng.standard_normal((len(counts), cells)))
     kept = [np.sort(np.argsort(-size[g], kind="stable")[:count]) for g, count in enumerate(counts)]
     return np.concatenate(kept), np.concatenate([size[g, k] for g, k in enumerate(kept)])
 
@@ -279,35 +271,25 @@ def population_of(knobs: IcuSynthetic) -> Population:
     size = size[donor]
     common = _stream(knobs.seed, "alike").permutation(n) < round(knobs.alike * n)
 
-    # Position in time, -1 (first window) to 1 (last): what drift acts on.
-    span = max(WINDOWS, *counts) - 1
-    position = knobs.drift * (2.0 * window / span - 1.0)
     scatter = _stream(knobs.seed, "scatter")
 
-    def of_center(name: str, drift: float | Floats = 0.0, jitter: float = CENTER_SCATTER) -> Floats:
-        """(n, k) the average over units, plus the unit's difference, drift and the center's scatter."""
+    def of_center(name: str, jitter: float = CENTER_SCATTER) -> Floats:
+        """(n, k) the average over units, plus the unit's difference and the center's scatter."""
         average = profile[name].mean(axis=0)
         difference = np.where(common[:, None], 0.0, case_mix * (profile[name][mix_unit] - average))
-        noise = scatter.normal(0.0, jitter, difference.shape) if jitter else 0.0
-        moved = np.outer(position, np.broadcast_to(drift, average.shape))
-        return np.asarray(average + difference + moved + noise)
+        return np.asarray(average + difference + scatter.normal(0.0, jitter, difference.shape))
 
-    planned = of_center("planned", -0.3)
+    planned = of_center("planned")
     categories = {}
     for name, levels in CATEGORIES.items():
         tilt = np.array([_PLANNED.get(level, 0.0) for level in levels])
         categories[name] = np.log(list(levels.values())) + planned * tilt
 
     # A unit's own risk: direct effects beside the common ones, which cancel over the units, so that
-    # the common risk stays the average of all. With drift they turn away from where they began.
-    terms = len(_DIRECT)
-    own = _stream(knobs.seed, "unit risk").standard_normal((2, groups, terms))
-    own = own - own.mean(axis=1, keepdims=True)  # so a federation of one unit has nothing of its own
-    own = own * (risk * UNIT_RISK_SPREAD / np.maximum(np.sqrt((own**2).sum(axis=2, keepdims=True)), 1e-9))
-    shared = _stream(knobs.seed, "drifting risk").standard_normal(terms)
-    shared = shared * (UNIT_RISK_SPREAD / np.sqrt((shared**2).sum()))
-    own_now = own[0][risk_unit] + position[:, None] * own[1][risk_unit]
-    weights = np.where(common[:, None], 0.0, own_now) + position[:, None] * shared
+    # the common risk stays the average of all.
+    own = _stream(knobs.seed, "unit risk").standard_normal((groups, len(_DIRECT)))
+    own = own - own.mean(axis=0)  # so a federation of one unit has nothing of its own
+    own = own * (risk * UNIT_RISK_SPREAD / np.maximum(np.sqrt((own**2).sum(axis=1, keepdims=True)), 1e-9))
 
     # Centers with one case mix and one risk function share one mortality, that of the case mix.
     strata, stratum = np.unique(
@@ -322,14 +304,13 @@ def population_of(knobs: IcuSynthetic) -> Population:
         mortality=profile["mortality"][strata[:, 0], 0],
         year=years.astype(np.float64),
         sizes=_apportion(size, knobs.total_stays, SMALLEST_CENTER),
-        age=of_center("age", 1.5, 0.5)[:, 0],
+        age=of_center("age", 0.5)[:, 0],
         male=of_center("male")[:, 0],
-        comorbidity=of_center("comorbidity", 0.15),
-        vitals=of_center("vitals", np.array([0.1, -0.1, 0.0, -0.05, 0.1, -0.1, 0.0])),
+        comorbidity=of_center("comorbidity"),
+        vitals=of_center("vitals"),
         categories=categories,
-        level=0.3 * position,
         common=RISK_SPREAD * knobs.signal,
-        own=weights,
+        own=np.where(common[:, None], 0.0, own[risk_unit]),
     )
 
 
@@ -371,11 +352,6 @@ def _choose(log_shares: Floats, center: NDArray[np.int64], u: Floats) -> NDArray
     for bound in bounds.T:
         chosen += u > bound[center]
     return chosen
-
-
-def draw(population: Population, seed: int) -> pl.DataFrame:
-    """Stays of every center, and who dies."""
-    return draw_with_risk(population, seed)[0]
 
 
 def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Floats]:
@@ -422,10 +398,8 @@ def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Flo
             (route - 0.1) / 0.9,
         ]
     )
-    risk = (
-        population.common * _common_risk(direct, z, age_z, sick)
-        + np.einsum("rk,rk->r", direct, population.own[center])
-        + population.level[center]
+    risk = population.common * _common_risk(direct, z, age_z, sick) + np.einsum(
+        "rk,rk->r", direct, population.own[center]
     )
     severity = risk + _stream(seed, "unexplained").logistic(size=rows)
     died = _most_severe(severity, population.stratum[center], population.mortality)
