@@ -65,8 +65,8 @@ def test_from_raw_tables_to_a_federation(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(captured.out)["rows"] == 2_492
     assert run("cohort", "eicu", DATA / "eicu-demo-2.0", "--out", cohort) == 0
     hint = capsys.readouterr().out.splitlines()[-1].removeprefix("next: abps ").split()
-    assert hint[:4] == ["partition", str(cohort), "--by", "region,beds"]  # its hospitals are too small
-    assert run(*hint[:-1], tmp_path / "hint.parquet") == 0 and "15 centers" in capsys.readouterr().out
+    assert hint[:4] == ["partition", str(cohort), "--iid", "5"]  # its hospitals are too small
+    assert run(*hint[:-1], tmp_path / "hint.parquet") == 0 and "5 centers" in capsys.readouterr().out
     assert run("partition", cohort, "--by", "hospital", "--out", fed) == 2
     assert "--min-stays 25 keeps two or more" in capsys.readouterr().err
     assert run("partition", cohort, "--by", "hospital", "--min-stays", 25, "--out", fed) == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from abps.cohorts import eicu
 from abps.core.errors import RequestError
-from abps.data import describe
+from abps.data import check
 from abps.data.partition import CellRule, Recipe, divide, parse_only, random_parts
 
 KEEP = CellRule(small="keep")
@@ -149,7 +149,7 @@ def test_alpha_sets_the_skew() -> None:
 def test_dirichlet_inside_cells_draws_until_every_center_is_large_enough() -> None:
     recipe = Recipe(by=("careunit",), dirichlet=1.0, centers=40)
     made = divide(table(24_000), recipe, CellRule(small="redraw"))
-    assert made.centers == 40 and not made.dropped and made.draws > 1
+    assert made.centers == 40 and not made.dropped
     per_unit = Counter(name.rsplit("/", 1)[0] for name in made.table["center"].unique())
     assert sorted(per_unit.values()) == [6, 6, 7, 7, 7, 7]
     sizes = made.table.group_by("center").agg(pl.len(), pl.col("died").sum())
@@ -236,16 +236,6 @@ def test_eicu_by_region_and_bed_size(data: Callable[[str], Path]) -> None:
     assert set(made.table["center"].unique()) == expected and len(expected) == 15
 
 
-@given(st.integers(1, 3_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-@settings(max_examples=60, deadline=None)
-def test_wilson_interval_is_scipys(counts: tuple[int, int]) -> None:
-    from scipy import stats
-
-    positives, total = counts
-    expected = stats.binomtest(positives, total).proportion_ci(0.95, method="wilson")
-    assert describe.wilson(positives, total) == pytest.approx((expected.low, expected.high), abs=1e-9)
-
-
 def test_descriptions_of_centers_and_features() -> None:
     source = pl.DataFrame(
         {
@@ -257,14 +247,14 @@ def test_descriptions_of_centers_and_features() -> None:
             "none": pl.Series([None] * 4, dtype=pl.Float64),
         }
     )
-    a, b, unknown = describe.center_lines(source, "died", "h", ["age", "way"])
+    a, b, unknown = check.center_lines(source, "died", "h", ["age", "way"])
     assert (a.stays, a.positives, a.rate, a.missing) == (2, 1, 0.5, 0.25)
     assert (b.center, b.missing, unknown.center, unknown.missing) == ("b", 0.5, "unknown", 0.0)
-    lines = {line.name: line for line in describe.feature_lines(source, ["age", "sick", "way", "none"])}
+    lines = {line.name: line for line in check.feature_lines(source, ["age", "sick", "way", "none"])}
     assert lines["age"].missing == 0.25 and lines["age"].mean == 70.0 and lines["age"].sd == 20.0
     assert lines["sick"].summary == "25.0%" and lines["none"].kind == "empty"
     assert lines["way"].summary == "in 67%, out 33%"
-    mix = describe.case_mix(source, "h", ["age", "sick", "way"])
+    mix = check.case_mix(source, "h", ["age", "sick", "way"])
     assert mix.columns == ["center", "age", "sick"] and mix["sick"].to_list() == [0.5, 0.0, 0.0]
 
 

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 import abps
 from abps.core.errors import RequestError
-from abps.data.subgroup_names import groups_of
+from abps.data.federation import groups_of
 from abps.engine.clinical import Clinical
 from abps.engine.crossvalidation import cross_validate
 from abps.engine.result import Run

@@ -7,7 +7,6 @@ leaves out is listed with its reason.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,9 +25,6 @@ SMALL = ("drop", "keep", "redraw")
 
 #: How often a random partition is drawn again before giving up.
 ATTEMPTS = 2_000
-
-#: The share of rows that a suggested division keeps at least.
-MOST_ROWS = 0.75
 
 #: The value that stands for a missing one in a center's name.
 UNKNOWN = "unknown"
@@ -107,7 +103,6 @@ class Partition:
     recipe: Recipe
     rule: CellRule
     dropped: tuple[LeftOut, ...]
-    draws: int
     shared_patients: int
 
     @property
@@ -126,7 +121,6 @@ class Partition:
             "cells_left_out": len(self.dropped),
             "rows_left_out": sum(cell.rows for cell in self.dropped),
             "left_out": [asdict(cell) for cell in self.dropped],
-            "draws": self.draws,
             "patients_in_several_centers": self.shared_patients,
         }
 
@@ -151,10 +145,7 @@ def divide(
     random = recipe.random
     cells = _cells(table, recipe.by, time)
     positive = table[label]
-    draws, names = 1, cells
-    empty: tuple[LeftOut, ...] = ()
-    if random:
-        draws, names, empty = _draw(table, cells, recipe, rule, positive, patient)
+    names, empty = _draw(table, cells, recipe, rule, positive, patient) if random else (cells, ())
     divided = table.with_columns(center=names)
     if recipe.by and (random or len(recipe.by) > 1):
         group = cells if random else _cells(table, recipe.by[:1], time)
@@ -167,7 +158,7 @@ def divide(
     kept = divided.filter(~pl.col("center").is_in([cell.center for cell in dropped]))
     if kept.height == 0:
         raise RequestError(_none_large_enough(dropped, cell_sizes(names, positive), rule))
-    return Partition(kept, recipe, rule, dropped, draws, _shared(kept, patient))
+    return Partition(kept, recipe, rule, dropped, _shared(kept, patient))
 
 
 def _check_request(table: pl.DataFrame, recipe: Recipe, rule: CellRule, label: str) -> None:
@@ -271,11 +262,8 @@ def _draw(
     rule: CellRule,
     label: pl.Series,
     patient: str | None,
-) -> tuple[int, pl.Series, tuple[LeftOut, ...]]:
-    """How often the unluckiest cell was drawn, (rows,) center names, and the centers that drew no row.
-
-    Cells are drawn independently.
-    """
+) -> tuple[pl.Series, tuple[LeftOut, ...]]:
+    """(rows,) center names, and the centers that drew no row. Cells are drawn independently."""
     assert recipe.centers is not None
     order = cells.value_counts().sort(["count", "center"], descending=[True, False])
     names: list[str] = order["center"].to_list()
@@ -283,10 +271,9 @@ def _draw(
         raise RequestError(f"centers={recipe.centers} is fewer than the {len(names)} cells of the columns")
     share, extra = divmod(recipe.centers, len(names))
     result = np.empty(table.height, dtype=object)
-    cell_of = cells.to_numpy()
-    positive = label.cast(pl.Int8).to_numpy() > 0
+    cell_of, positive = cells.to_numpy(), label.cast(pl.Int8).to_numpy() > 0
     units = None if patient is None else _units(table[patient])
-    most, empty = 1, []
+    empty = []
     for i, cell in enumerate(names):
         rows = np.flatnonzero(cell_of == cell)
         parts = share + (i < extra)  # the larger cells get the remainder
@@ -296,7 +283,6 @@ def _draw(
         for attempt in range(ATTEMPTS if rule.small == "redraw" else 1):
             rng = streams.generator(recipe.seed, "partition", attempt, streams.center_id(cell))
             part = random_parts(hit, parts, recipe.dirichlet, rng)[unit]
-            most = max(most, attempt + 1)
             sizes = np.bincount(part, minlength=parts)
             found = np.bincount(part, weights=positive[rows], minlength=parts)
             if rule.small != "redraw" or not any(rule.reason(int(n), int(k)) for n, k in zip(sizes, found)):
@@ -307,12 +293,11 @@ def _draw(
                 f"{rule.min_stays} stays and {rule.min_positives} positive; use a larger dirichlet=ALPHA, "
                 "fewer centers=N or small=drop"
             )
-        width = len(str(parts))
-        prefix = f"{cell}/" if cell else "center-"
+        prefix, width = f"{cell}/" if cell else "center-", len(str(parts))
         labels = np.array([f"{prefix}{j + 1:0{width}d}" for j in range(parts)], dtype=object)
         result[rows] = labels[part]
         empty += [LeftOut(str(labels[j]), 0, "no stay was drawn for it") for j in np.flatnonzero(sizes == 0)]
-    return most, pl.Series("center", result.tolist(), dtype=pl.String), tuple(empty)
+    return pl.Series("center", result.tolist(), dtype=pl.String), tuple(empty)
 
 
 def _units(patient: pl.Series) -> NDArray[np.int64]:
@@ -351,28 +336,6 @@ def cell_sizes(names: pl.Series, label: pl.Series) -> pl.DataFrame:
         .agg(stays=pl.len(), positives=pl.col("label").sum())
         .sort("center")
     )
-
-
-def suggest_division(
-    table: pl.DataFrame, label: str, center: str, others: Sequence[str], rule: CellRule | None = None
-) -> tuple[str, ...] | None:
-    """The columns to divide a table by: its center column if most of its rows are then in large enough
-    centers; else the one or two other columns with the most such centers. None if nothing divides it.
-
-    others: columns that may name centers.
-    """
-    rule = rule or CellRule()
-    best: tuple[int, tuple[str, ...]] = (1, ())
-    pairs = itertools.combinations(others, 2)
-    for by in ((center,), *((name,) for name in others), *pairs):
-        sizes = cell_sizes(_cells(table, by, None), table[label])
-        fitting = [stays for _, stays, positives in sizes.iter_rows() if not rule.reason(stays, positives)]
-        if len(fitting) < 2 or sum(fitting) < MOST_ROWS * table.height:
-            continue
-        if by == (center,):
-            return by
-        best = max(best, (len(fitting), by), key=lambda found: found[0])
-    return best[1] or None
 
 
 def _none_large_enough(cells: Sequence[LeftOut], sizes: pl.DataFrame, rule: CellRule) -> str:

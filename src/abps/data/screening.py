@@ -160,6 +160,11 @@ def is_identifier(column: pl.Series) -> bool:
     return named or distinct == len(known) >= 100
 
 
+def is_patient_name(name: str) -> bool:
+    """Whether a column is called like the key of a patient, and not of a stay or case."""
+    return is_called(name, "patient") and not is_called(name, "case")
+
+
 def suggest_patient(frame: pl.DataFrame) -> tuple[str, int] | None:
     """The column that looks like patient IDs with repeated patients, and how many patients it has.
 
@@ -169,7 +174,7 @@ def suggest_patient(frame: pl.DataFrame) -> tuple[str, int] | None:
         whole = column.dtype == pl.String or column.dtype.is_integer()
         if not whole and column.dtype.is_float():
             whole = bool((column.drop_nulls() % 1 == 0).all())
-        if not whole or not is_called(column.name, "patient") or is_called(column.name, "case"):
+        if not whole or not is_patient_name(column.name):
             continue
         known = column.drop_nulls()
         distinct = known.n_unique()

@@ -17,9 +17,8 @@ import polars as pl
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.data.federation import Federation
+from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Rows
-from abps.data.subgroup_names import groups_of
 from abps.engine.clinical import Clinical, RowProbabilities, clinical
 from abps.engine.preparations import SHARED
 from abps.engine.result import (

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
-from abps.data.federation import Federation
+from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Prepared, prepare
-from abps.data.subgroup_names import groups_of
 from abps.engine import checkpoint as checkpoints
 from abps.engine.attacks import Attack, Attackers, attackers_of
 from abps.engine.preparations import SHARED

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.data.federation import Federation
+from abps.data.federation import Federation, groups_of
 from abps.data.outcome import time_grid
 from abps.data.prepare import Prepared, Rows, prepare, side_by_side
 from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits
-from abps.data.subgroup_names import groups_of
 from abps.engine.clinical import chosen_cuts, mended, mends_of
 from abps.engine.crossvalidation import FOLDS, cross_validate
 from abps.engine.result import Run, versions

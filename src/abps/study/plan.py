@@ -15,9 +15,8 @@ from typing import Any, Final, TypedDict, Unpack
 
 from abps.checks import quick_check
 from abps.core.errors import RequestError, nearest
-from abps.data.federation import Federation
+from abps.data.federation import Federation, groups_of, with_only
 from abps.data.roles import Roles
-from abps.data.subgroup_names import groups_of, with_only
 from abps.data.table import load
 from abps.engine.attacks import parse as parse_attack
 from abps.engine.crossvalidation import FOLDS

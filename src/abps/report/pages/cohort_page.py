@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from abps import files
 from abps.cohorts import tidy
 from abps.cohorts.tidy import Cohort, Step
-from abps.data import describe
-from abps.data.partition import suggest_division
+from abps.data import check
+from abps.data.partition import CellRule, cell_sizes
 from abps.report.drawing import EARLY, LATE, QUIET, blank, draw
 from abps.report.pages.document import render
 
@@ -30,12 +30,12 @@ def report(cohort: Cohort, title: str) -> str:
     label, center = cohort.roles.label, cohort.roles.center
     features = [c.name for c in cohort.dictionary if c.role == "feature"]
     table = cohort.table
-    centers = describe.center_lines(table, label, center, features)
+    centers = check.center_lines(table, label, center, features)
     shown = sorted(sorted(centers, key=lambda c: (-c.stays, c.center))[:MOST_CENTERS], key=lambda c: c.center)
     names = [c.center for c in shown]
     positives = int(table[label].sum())
-    low, high = describe.wilson(positives, table.height)
-    lines = describe.feature_lines(table, features)
+    low, high = check.wilson(positives, table.height)
+    lines = check.feature_lines(table, features)
     some = (
         f"The {len(shown)} largest of {len(centers)} centers are shown." if len(shown) < len(centers) else ""
     )
@@ -98,11 +98,10 @@ def write_cohort(made: Cohort, title: str, out: Path) -> None:
 
 def next_command(made: Cohort, out: Path) -> str:
     """A command that divides this cohort into centers, and works."""
-    center = made.roles.center
-    context = [c.name for c in made.dictionary if c.role == "context" and c.name != center]
-    text = [name for name in context if made.table[name].dtype == pl.String]
-    by = suggest_division(made.table, made.roles.label, center, text)
-    how = f"--by {','.join(by)}" if by else "--iid 5 --small keep"
+    label, center, rule = made.roles.label, made.roles.center, CellRule()
+    sizes = cell_sizes(made.table[center].cast(pl.String).alias("center"), made.table[label])
+    fitting = [1 for _, stays, positives in sizes.iter_rows() if not rule.reason(stays, positives)]
+    how = f"--by {center}" if len(fitting) > 1 else "--iid 5 --small keep"
     return f"abps partition {shlex.quote(str(out))} {how} --out fed.parquet"
 
 
@@ -156,7 +155,7 @@ def _short(content: str, most: int) -> str:
     return content if len(content) <= most else content[: most - 1] + "…"
 
 
-def _rates(lines: list[describe.CenterLine], overall: float) -> Figure:
+def _rates(lines: list[check.CenterLine], overall: float) -> Figure:
     """Rate and interval per center, as horizontal bars of uncertainty."""
     drawn = blank(7.6, max(1.6, 0.6 + 0.17 * len(lines)))
     axes = drawn.subplots()
@@ -202,9 +201,9 @@ def _missing(table: pl.DataFrame, center: str, features: list[str], names: list[
     return _grid(values, features, shares["center"].to_list(), "magma_r", 0, 100)
 
 
-def _mix(table: pl.DataFrame, center: str, lines: list[describe.FeatureLine], names: list[str]) -> Figure:
+def _mix(table: pl.DataFrame, center: str, lines: list[check.FeatureLine], names: list[str]) -> Figure:
     used = [line for line in lines if line.mean is not None]
-    mix = describe.case_mix(table, center, [line.name for line in used]).filter(pl.col("center").is_in(names))
+    mix = check.case_mix(table, center, [line.name for line in used]).filter(pl.col("center").is_in(names))
     spread = [
         line.sd or float(np.sqrt(max(1e-12, line.mean * (1 - line.mean))))
         for line in used
