@@ -8,8 +8,8 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
-from abps.data.roles import is_age, is_called, is_sex
-from abps.data.screening import is_patient_name, unit_warnings
+from abps.data.roles import is_age, is_called, is_patient_name, is_sex
+from abps.data.screening import unit_warnings
 from abps.data.table import load_file, read_table
 from dirty_tables import GERMAN_FEATURES, GERMAN_ROLES, german_table
 

@@ -169,3 +169,8 @@ def is_sex(name: str) -> bool:
     [True, True, True, True, True, False, False]
     """
     return is_called(name, "sex")
+
+
+def is_patient_name(name: str) -> bool:
+    """Whether a column is called like the key of a patient, and not of a stay or case."""
+    return is_called(name, "patient") and not is_called(name, "case")

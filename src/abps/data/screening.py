@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.data.roles import WORDS, is_called, normalise
+from abps.data.roles import WORDS, is_called, is_patient_name, normalise
 
 #: One column alone that ranks the label as well as this is suspected to know it …
 SUSPECT_AUROC = 0.95
@@ -158,11 +158,6 @@ def is_identifier(column: pl.Series) -> bool:
     if not np.array_equal(numbers, np.round(numbers)):
         return False
     return named or distinct == len(known) >= 100
-
-
-def is_patient_name(name: str) -> bool:
-    """Whether a column is called like the key of a patient, and not of a stay or case."""
-    return is_called(name, "patient") and not is_called(name, "case")
 
 
 def suggest_patient(frame: pl.DataFrame) -> tuple[str, int] | None:
