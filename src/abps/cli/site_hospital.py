@@ -420,8 +420,7 @@ def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
 def site_report(kit: Path, out: Path, study: str | None = None) -> SiteReport:
     """Write everything that a site has of a study into a new folder."""
-    from abps.fitted.at_site import site_model
-    from abps.fitted.handover import check_new, write_models
+    from abps.fitted.handover import check_new, site_model, write_models
     from abps.report.pages.site_page import card_of, site_page
 
     own = own_file(kit)

@@ -1,25 +1,32 @@
 """The model card of one hospital: purpose, data, performance, limits.
 
 It follows the items of TRIPOD+AI (the reporting guideline for prediction models) that a program can answer.
-It asks people for the rest and never fills it in.
+It asks people for the rest and never fills it in. The sentences stand in ``card_words.toml``, the page in
+``card.html``; this module fills in the numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import jinja2
 import numpy as np
 
+from abps.engine.clinical import Interval
 from abps.evaluate.calibration import Estimate
 from abps.evaluate.net_benefit import Share
 from abps.evaluate.roc import Area
 from abps.evaluate.subgroups import SubgroupPart
 from abps.evaluate.verdicts import HospitalVerdict
 from abps.fitted.curves import ChartLine, ColumnEffect, above, chart, effects
-from abps.fitted.evaluation import ModelEvaluation, ScoreInterval
+from abps.fitted.evaluation import ModelEvaluation
 from abps.fitted.fit import ALONE, FitResult
 from abps.fitted.guidelines import checklist
 from abps.fitted.model import FittedModel
@@ -67,19 +74,29 @@ class CardSection:
     blocks: tuple[Block, ...]
 
 
+@functools.cache
+def _sentences() -> dict[str, dict[str, str]]:
+    return tomllib.loads((Path(__file__).parent / "card_words.toml").read_text(encoding="utf-8"))
+
+
+def _say(section: str, sentence: str, **numbers: Any) -> str:
+    """A sentence of the card with its numbers."""
+    return _sentences()[section][sentence].format(**numbers)
+
+
+def _section(key: str, *blocks: Block) -> CardSection:
+    return CardSection(_sentences()[key]["title"], _sentences()[key]["items"], blocks)
+
+
 def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
     """The card of one center's model."""
-    both = _both(fitted, model)
+    # The center's own rows, and those of all where there are others.
+    both = [(model.center, fitted.evaluations[model.center])]
+    if fitted.federation.size > 1:
+        both.append(("all hospitals, each by its own model", fitted.overall))
+    results = [_performance(both, model), *_alone(fitted, model)]
     if model.outcome.binary:
-        results = [
-            _performance(both),
-            *_alone(fitted, model),
-            _calibration(both),
-            _decisions(fitted.overall),
-            _subgroups(fitted),
-        ]
-    else:
-        results = [_scores(both, model), *_alone(fitted, model)]
+        results += [_calibration(both), _decisions(fitted.overall), _subgroups(fitted)]
     sections = [
         _use(fitted, model),
         _cohort(fitted, model),
@@ -89,33 +106,16 @@ def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
         *_curves(model),
         _limits(fitted, model),
     ]
-    return [*sections, _checklist(sections)]
-
-
-def _both(fitted: FitResult, model: FittedModel) -> list[tuple[str, ModelEvaluation]]:
-    """The center's own rows, and those of all where there are others."""
-    own = (model.center, fitted.evaluations[model.center])
-    if fitted.federation.size == 1:
-        return [own]
-    return [own, ("all hospitals, each by its own model", fitted.overall)]
+    items = checklist({section.title: section.items for section in sections})
+    return [*sections, _section("checklist", Grid(("item", "asks", "where", "state"), items))]
 
 
 def _use(fitted: FitResult, model: FittedModel) -> CardSection:
-    others = fitted.making.others
-    if fitted.making.method == ALONE:
-        origin = "It was trained on this hospital's rows alone."
-    else:
-        origin = f"{others} other hospitals took part in its training by the method {fitted.making.method}."
-    words = (
-        f"The model predicts {_predicts(model)} for a new stay at {model.center}, from "
-        f"{len(model.needs)} columns of a table of stays. {origin}"
-    )
-    ask = (
-        "To be filled in by the people responsible: for whom the prediction is meant, when during the stay "
-        "it is made, what is done differently because of it, and who must not rely on it. It supports people "
-        "who decide; it does not decide. It is not a medical device unless somebody has had it approved."
-    )
-    return CardSection("Intended use", "1, 3, 4, 27", (Text(words), Text(ask)))
+    making = fitted.making
+    how = "alone" if making.method == ALONE else "together"
+    origin = _say("use", how, others=making.others, method=making.method)
+    what = {"what": _predicts(model), "center": model.center, "columns": len(model.needs), "origin": origin}
+    return _section("use", Text(_say("use", "what", **what)), Text(_say("use", "ask")))
 
 
 def _predicts(model: FittedModel) -> str:
@@ -136,28 +136,6 @@ def _predicts(model: FittedModel) -> str:
 _COUNTED = {"classes": "of rarer classes", "continuous": "above the median"}
 
 
-def _scores(both: list[tuple[str, ModelEvaluation]], model: FittedModel) -> CardSection:
-    """Performance for an outcome that is not binary: its own scores."""
-    names = list(both[0][1].measures)
-    rows = [
-        (name, number(e.rows), number(e.events), *(score_words(e.measures.get(each)) for each in names))
-        for name, e in both
-    ]
-    counted = _COUNTED.get(model.outcome.kind, "events")
-    words = (
-        f"The 95 % interval of {model.outcome.measure} comes from a bootstrap of the rows; there is none "
-        f"below 5 {counted if counted == 'events' else 'rows ' + counted}."
-    )
-    if model.outcome.kind == "survival":
-        words += " Scores by IPCW are weighted for censored rows."
-    header = ("rows of", "rows", counted, *names)
-    return CardSection(
-        "Performance on patients the model had not seen",
-        "12, 16, 23",
-        (Grid(header, tuple(rows)), Text(words)),
-    )
-
-
 def _cohort(fitted: FitResult, model: FittedModel) -> CardSection:
     federation, notes = fitted.federation, fitted.federation.notes
     mine = federation.center == federation.centers.index(model.center)
@@ -165,121 +143,76 @@ def _cohort(fitted: FitResult, model: FittedModel) -> CardSection:
     rows = [("stays of this hospital", number(mine.sum()), number(event[mine].sum()))]
     if notes is not None:
         left = f"rows of {len(notes.left_out)} hospitals that do not take part"
-        flow = [
+        rows = [
             ("rows in the table", number(notes.rows), ""),
             ("exact duplicates, removed", number(notes.copies), ""),
             (left, number(sum(o.rows for o in notes.left_out)), ""),
             (f"rows of {federation.size} hospitals", number(federation.rows), number(event.sum())),
+            *rows,
         ]
-        rows = [*flow, *rows]
     learned, events = model.about["rows"], model.about["events"]
-    rows += [
-        ("… for training", number(learned["learned"]), number(events["learned"])),
-        ("… for validation", number(learned["validation"]), number(events["validation"])),
-    ]
-    unknown = "how stays were chosen" if federation.time is not None else "how stays were chosen, which years"
+    for name, key in (("… for training", "learned"), ("… for validation", "validation")):
+        rows.append((name, number(learned[key]), number(events[key])))
+    years, unknown = "", "how stays were chosen, which years"
+    if federation.time is not None:
+        known = federation.time[np.isfinite(federation.time)]
+        years = f", {int(known.min())} to {int(known.max())}" if len(known) else ""
+        unknown = "how stays were chosen"
     positive = f" is {model.positive!r}" if model.positive else ""
+    about = {"name": federation.name, "outcome": model.outcome.asked, "label": model.label}
+    source = _say("cohort", "source", **about, years=years, unknown=unknown, positive=positive)
     blocks: list[Block] = [
-        Text(
-            f"Source: {federation.name}{_years(fitted)}. Outcome: {model.outcome.asked}, {model.label!r}"
-            f"{positive}. The table does not say {unknown} and how the outcome was ascertained: add it here."
-        ),
+        Text(source),
         Grid(("flow", "rows", _COUNTED.get(model.outcome.kind, "events")), tuple(rows)),
     ]
     if notes is not None and notes.repairs:
         lines = tuple((r.column, r.rule, number(r.cells)) for r in notes.repairs)
         blocks.append(Grid(("column repaired", "by the rule", "cells"), lines))
     if notes is not None and notes.warnings:
-        blocks.append(Text("Warnings of the check: " + "; ".join(notes.warnings) + "."))
-    return CardSection("Cohort and flow", "5, 6, 7, 8, 20", tuple(blocks))
-
-
-def _years(fitted: FitResult) -> str:
-    """The period of the stays, where the table has a time column."""
-    if fitted.federation.time is None:
-        return ""
-    time = np.asarray(fitted.federation.time, dtype=np.float64)
-    known = time[np.isfinite(time)]
-    return f", {int(known.min())} to {int(known.max())}" if len(known) else ""
+        blocks.append(Text(_say("cohort", "warnings", warnings="; ".join(notes.warnings))))
+    return _section("cohort", *blocks)
 
 
 def _predictors(model: FittedModel) -> CardSection:
     kinds: dict[str, list[str]] = {}
+    words = {"number": "number", "flag": "yes/no", "missing": "whether missing"}
     for column in model.book.columns:
-        word = {
-            "number": "number",
-            "flag": "yes/no",
-            "missing": "whether missing",
-            "level": f"is {column.level!r}",
-        }
-        kinds.setdefault(column.source, []).append(word[column.kind])
-    rows = []
-    for source, words in kinds.items():
-        span = model.ranges.get(source)
-        rows.append(
-            (source, ", ".join(words), "" if span is None else "{:.4g} to {:.4g}".format(*span.allowed))
-        )
-    gaps = (
-        "A missing number is filled with the agreed value (the mean); where gaps are frequent, an extra "
-        "column marks them. An unknown category counts as none of the known ones. Numbers outside the range "
-        "are refused or reported."
-    )
-    return CardSection(
-        "Predictors and missing values",
-        "9, 11",
-        (Grid(("column", "read as", "expected range"), tuple(rows)), Text(gaps)),
-    )
+        kinds.setdefault(column.source, []).append(words.get(column.kind, f"is {column.level!r}"))
+    spans = {name: "{:.4g} to {:.4g}".format(*span.allowed) for name, span in model.ranges.items()}
+    rows = tuple((source, ", ".join(read), spans.get(source, "")) for source, read in kinds.items())
+    table = Grid(("column", "read as", "expected range"), rows)
+    return _section("predictors", table, Text(_say("predictors", "gaps")))
 
 
 def _making(fitted: FitResult, model: FittedModel) -> CardSection:
     making = fitted.making
     size = number(sum(v.size for v in model.network.tensors().values()))
-    words = f"Method {making.method}, {making.rounds} rounds, seed {making.seed}. "
+    sent = ""
     if making.sent:
-        words += (
-            f"No row left its hospital: the hospitals exchanged models and small summaries, "
-            f"{number(making.sent)} bytes in all, with {making.partners:.2f} partners per hospital and round "
-            "on average. "
-        )
-    words += f"The model has {size} numbers. Every setting stands in model.json. "
-    words += "Rows are used as they are: rare outcomes get no extra weight."
-    again = {
-        "none": "Rows that the model had not seen gave no reason to recalibrate."
-        if model.outcome.binary
-        else "Its predictions are not recalibrated.",
-        "intercept": "The level of the probabilities was shifted.",
-        "intercept and slope": "Level and spread of the probabilities were refitted.",
-    }[model.recalibration.kind]
-    return CardSection(
-        "How it was made", "12, 13, 16, 21, 22", (Text(words), Text(again), Text(making.measured))
-    )
+        sent = _say("making", "sent", bytes=number(making.sent), partners=making.partners)
+    how = {"method": making.method, "rounds": making.rounds, "seed": making.seed}
+    again = _say("making", model.recalibration.kind if model.outcome.binary else "never")
+    words = _say("making", "method", **how, sent=sent, size=size)
+    return _section("making", Text(words), Text(again), Text(making.measured))
 
 
-def _performance(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
-    rows = tuple(
-        (name, number(e.rows), number(e.events), area_words(e.area), decimal(e.brier)) for name, e in both
-    )
-    words = (
-        "95 % intervals by DeLong; pairs of patients count if one model predicted both. No AUROC with fewer "
-        "than 5 events or non-events. Brier score: mean squared error of the probabilities."
-    )
-    return CardSection(
-        "Performance on patients the model had not seen",
-        "12, 16, 23",
-        (Grid(("rows of", "rows", "events", "AUROC", "Brier score"), rows), Text(words)),
-    )
-
-
-#: What a verdict means for the hospital.
-_VERDICTS = {
-    HospitalVerdict.GAINS: "This hospital gains by working together.",
-    HospitalVerdict.PROBABLY_GAINS: "This hospital probably gains by working together.",
-    HospitalVerdict.SAME: "Alone and together make no difference that matters here.",
-    HospitalVerdict.INCONCLUSIVE: "Inconclusive: the patients of this hospital do not settle it.",
-    HospitalVerdict.PROBABLY_LOSES: "This hospital probably loses by working together; use its model alone.",
-    HospitalVerdict.LOSES: "This hospital loses by working together; use its model alone.",
-    HospitalVerdict.TOO_FEW: "Too few events at this hospital to compare.",
-}
+def _performance(both: list[tuple[str, ModelEvaluation]], model: FittedModel) -> CardSection:
+    """The scores of a binary outcome, or those that another outcome has."""
+    counted, names = _COUNTED.get(model.outcome.kind, "events"), list(both[0][1].measures)
+    words = _say("performance", "binary")
+    if not model.outcome.binary:
+        few = counted if counted == "events" else f"rows {counted}"
+        words = _say("performance", "other", measure=model.outcome.measure, counted=few)
+    if model.outcome.kind == "survival":
+        words += _say("performance", "survival")
+    rows = []
+    for name, e in both:
+        scores = [score_words(e.measures.get(each)) for each in names]
+        if model.outcome.binary:
+            scores = [area_words(e.area), decimal(e.brier)]
+        rows.append((name, number(e.rows), number(e.events), *scores))
+    heads = ["AUROC", "Brier score"] if model.outcome.binary else names
+    return _section("performance", Grid(("rows of", "rows", counted, *heads), tuple(rows)), Text(words))
 
 
 def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
@@ -287,7 +220,6 @@ def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
     found = fitted.alone.get(model.center)
     if found is None:
         return []
-    name = model.outcome.measure
     rows = (
         (f"alone ({ALONE})", decimal(found.alone)),
         (f"together ({fitted.making.method})", decimal(found.together)),
@@ -295,19 +227,15 @@ def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
         ("estimated gain, with the evidence of all hospitals", gain_words(found.gain)),
         ("probability of a gain", chance_words(found.better)),
     )
-    words = _VERDICTS[found.verdict]
+    words = _say("alone", found.verdict.value)
     events = fitted.evaluations[model.center].events
     if not found.verdict.answers or found.verdict.value.startswith("probably"):
         if math.isfinite(found.events_needed) and found.events_needed > events:
-            words += f" About {number(found.events_needed)} events of its own would settle it ({events} now)."
+            words += _say("alone", "needed", needed=number(found.events_needed), events=events)
     elif found.verdict in (HospitalVerdict.LOSES, HospitalVerdict.SAME):
-        words += f" `abps fit --method {ALONE}` writes the model alone."
-    note = (
-        "Both were trained and scored on the same folds. The estimated gain combines this hospital's "
-        "patients with what all hospitals show (a hierarchical model); 95 % interval."
-    )
-    table = Grid((name, model.center), rows)
-    return [CardSection("Alone or together", "12, 23", (Text(words), table, Text(note)))]
+        words += _say("alone", "command", alone=ALONE)
+    table = Grid((model.outcome.measure, model.center), rows)
+    return [_section("alone", Text(words), table, Text(_say("alone", "note")))]
 
 
 def _calibration(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
@@ -333,9 +261,8 @@ def _calibration(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
             ChartLine("ideal", ends, ends, dashed=True),
         ]
         svg = chart(lines, "predicted probability", "share of events", f"Calibration of {whose}")
-        caption = f"Smooth calibration curve, {whose}; dashed: ideal."
-        blocks.append(CardFigure(svg, "calibration.svg", caption))
-    return CardSection("Calibration", "12, 23", tuple(blocks))
+        blocks.append(CardFigure(svg, "calibration.svg", _say("calibration", "curve", whose=whose)))
+    return _section("calibration", *blocks)
 
 
 def _decisions(every: ModelEvaluation) -> CardSection:
@@ -344,10 +271,7 @@ def _decisions(every: ModelEvaluation) -> CardSection:
         shares = (at.called, at.sensitivity, at.specificity, at.positive_value, at.negative_value)
         rows.append((f"{decimal(at.threshold)} ({name})", *(share_words(s) for s in shares)))
     header = ("threshold", "at or above", "sensitivity", "specificity", "PPV", "NPV")
-    blocks: list[Block] = [
-        Grid(header, tuple(rows)),
-        Text("Every row is judged by thresholds that were chosen on other rows."),
-    ]
+    blocks: list[Block] = [Grid(header, tuple(rows)), Text(_say("decisions", "judged"))]
     if every.decisions is not None and every.events:
         d = every.decisions
         lines = [
@@ -356,46 +280,30 @@ def _decisions(every: ModelEvaluation) -> CardSection:
             ChartLine("treat nobody", d.thresholds, np.zeros(len(d.thresholds)), dashed=True),
         ]
         svg = chart(lines, "threshold", "net benefit", "Decision curve of all hospitals")
-        words = "Net benefit of acting at a threshold; gray: treat everybody, orange: treat nobody."
-        blocks.append(CardFigure(svg, "decisions.svg", words))
-    return CardSection("Decisions and thresholds", "15, 23", tuple(blocks))
+        blocks.append(CardFigure(svg, "decisions.svg", _say("decisions", "curve")))
+    return _section("decisions", *blocks)
 
 
 def _subgroups(fitted: FitResult) -> CardSection:
-    rows: list[tuple[str, ...]] = []
-    for column, parts in fitted.subgroups.items():
-        rows += [(column, *part_words(part)) for part in parts]
-    words = (
-        "All hospitals, each row by its own hospital's model. A subgroup with fewer than 10 rows or 5 events "
-        "or non-events is hidden; if only one is, the counts of the next smallest are hidden too."
-    )
+    rows = [(column, *part_words(part)) for column, parts in fitted.subgroups.items() for part in parts]
     if not rows:
-        nothing = "No column was recognised as sex or age; name others with `--subgroups`."
-        return CardSection("Subgroups", "14, 23", (Text(nothing),))
+        return _section("subgroups", Text(_say("subgroups", "nothing")))
     header = ("column", "subgroup", "rows", "events", "AUROC", "observed / expected")
-    return CardSection("Subgroups", "14, 23", (Grid(header, tuple(rows)), Text(words)))
+    return _section("subgroups", Grid(header, tuple(rows)), Text(_say("subgroups", "hidden")))
 
 
 def _curves(model: FittedModel) -> list[CardSection]:
-    found = effects(model)
+    found, what = effects(model), adds_to(model)
     if not found:
         return []
     against = "a large number" if model.outcome.kind == "continuous" else "the event"
-    blocks: list[Block] = [
-        Text(
-            f"The model is a sum over columns. A curve shows what a value adds to {adds_to(model)}, compared "
-            f"with the column's mean; below zero speaks against {against}. Ordered by how much a column "
-            f"moves {adds_to(model)}."
-            + (" Pairs of columns add to it, too." if len(model.network.branches) > 1 else "")
-        ),
-        Grid(
-            ("column", f"adds to {adds_to(model)}"),
-            tuple((e.name, f"{e.amount:+.3f}") for e in found if e.curve is None),
-        ),
+    levels = tuple((e.name, f"{e.amount:+.3f}") for e in found if e.curve is None)
+    drawn = [
+        CardFigure(draw(effect, what), f"{effect.file}.svg", effect.name)
+        for effect in [e for e in found if e.curve is not None][:SHOWN_CURVES]
     ]
-    for effect in [e for e in found if e.curve is not None][:SHOWN_CURVES]:
-        blocks.append(CardFigure(draw(effect, adds_to(model)), f"{effect.file}.svg", effect.name))
-    return [CardSection("What every column adds", "22", tuple(blocks))]
+    words = Text(_say("curves", "sum", what=what, against=against))
+    return [_section("curves", words, Grid(("column", f"adds to {what}"), levels), *drawn)]
 
 
 def adds_to(model: FittedModel) -> str:
@@ -414,28 +322,15 @@ def draw(effect: ColumnEffect, what: str = "the log odds") -> str:
 
 
 def _limits(fitted: FitResult, model: FittedModel) -> CardSection:
-    own = fitted.evaluations[model.center]
-    lines = [
-        "It was evaluated on stays of the same hospitals and years as it was trained on. Elsewhere and later "
-        "it may be worse: check calibration on your own rows before use, and again when practice changes.",
-        "It finds associations, not causes: changing a column need not change the risk.",
-    ]
-    if model.outcome.binary and not own.area.enough:
-        lines.append(
-            f"{model.center} has {own.area.events} events and {own.area.others} non-events, too few to say "
-            "how good the model is there. The numbers of all hospitals are no proof for this one."
-        )
+    area = fitted.evaluations[model.center].area
+    lines = [_say("limits", "elsewhere"), _say("limits", "causes")]
+    if model.outcome.binary and not area.enough:
+        lines.append(_say("limits", "few", center=model.center, events=area.events, others=area.others))
     if model.recalibration.kind != "none":
-        lines.append("It was recalibrated on few rows; the shift itself is uncertain.")
+        lines.append(_say("limits", "recalibrated"))
     versions = ", ".join(f"{name} {value}" for name, value in model.about["versions"].items())
-    blocks = (*(Text(line) for line in lines), Text(f"Made with {versions}."))
-    return CardSection("Limits and versions", "18, 24, 25, 26", blocks)
-
-
-def _checklist(sections: Sequence[CardSection]) -> CardSection:
-    rows = checklist({section.title: section.items for section in sections})
-    header = ("item", "asks", "where", "state")
-    return CardSection("Checklist of TRIPOD+AI", "", (Grid(header, rows),))
+    lines.append(_say("limits", "versions", versions=versions))
+    return _section("limits", *(Text(line) for line in lines))
 
 
 def number(value: float) -> str:
@@ -453,7 +348,7 @@ def signed(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:+.3f}"
 
 
-def score_words(score: ScoreInterval | None) -> str:
+def score_words(score: Interval | None) -> str:
     """A score with its interval, where there is one."""
     if score is None or math.isnan(score.value):
         return "–"
@@ -473,7 +368,7 @@ def chance_words(chance: float) -> str:
     return "above 99%" if chance > 0.99 else "below 1%" if chance < 0.01 else f"{chance:.0%}"
 
 
-def gain_words(gain: ScoreInterval) -> str:
+def gain_words(gain: Interval) -> str:
     """A gain with its interval."""
     return "–" if math.isnan(gain.value) else f"{gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
 
@@ -535,44 +430,12 @@ def _md(text: str) -> str:
     return plain
 
 
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;"
-    "padding:0 1rem}table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow:auto}"
-    "th,td{border-bottom:1px solid #8886;padding:.3rem .6rem;text-align:left;vertical-align:top}"
-    "figure{margin:1rem 0;max-width:30rem}small{opacity:.75}h2{margin-top:2.2rem}"
-    "@media print{body{margin:0}section{break-inside:avoid}}"
-)
-
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+@functools.cache
+def _template() -> jinja2.Template:
+    text = (Path(__file__).parent / "card.html").read_text(encoding="utf-8")
+    return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 
 def page(title: str, sections: Sequence[CardSection]) -> str:
     """The card as one HTML page that needs nothing else."""
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><main>",
-        f"<h1>{html.escape(title)}</h1>",
-    ]
-    for section in sections:
-        parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
-        if section.items:
-            parts.append(f"<p><small>TRIPOD+AI items {html.escape(section.items)}</small></p>")
-        for block in section.blocks:
-            if isinstance(block, Text):
-                parts.append(f"<p>{html.escape(block.words)}</p>")
-            elif isinstance(block, CardFigure):
-                words = html.escape(block.words)
-                parts.append(f"<figure>{block.svg}<figcaption>{words}</figcaption></figure>")
-            elif block.rows:
-                head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in block.header)
-                body = "".join(
-                    "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-                    for row in block.rows
-                )
-                parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-        parts.append("</section>")
-    parts.append("</main></body></html>\n")
-    return "".join(parts)
+    return _template().render(title=title, sections=sections)

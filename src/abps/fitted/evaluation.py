@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows
-from abps.engine.clinical import chosen_cuts
+from abps.engine.clinical import Interval, chosen_cuts
 from abps.engine.result import Run
 from abps.evaluate.calibration import (
     Calibration,
@@ -39,15 +39,6 @@ from abps.models.outcome_scores import main_score, measures
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ScoreInterval:
-    """A score with its 95 % interval over other test rows (bootstrap); NaN where there is none."""
-
-    value: float
-    low: float = float("nan")
-    high: float = float("nan")
-
-
 @dataclass(frozen=True, eq=False)
 class ModelEvaluation:
     """rows, events; the area under the ROC curve; calibration; what acting at thresholds would bring.
@@ -64,7 +55,7 @@ class ModelEvaluation:
     curve: CalibrationCurve | None
     decisions: DecisionCurve | None
     thresholds: Mapping[str, AtThreshold]
-    measures: Mapping[str, ScoreInterval] = field(default_factory=dict)
+    measures: Mapping[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +169,9 @@ def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> M
     empty = evaluate(np.zeros(0), np.zeros(0), {})
     events = int(outcome.events(y).sum())
     if not len(y):
-        return replace(empty, measures={outcome.measure: ScoreInterval(float("nan"))})
+        return replace(empty, measures={outcome.measure: Interval(float("nan"))})
     found = measures(Segments(given, whole.start), whole, train)
-    values = {name: ScoreInterval(float(value[0])) for name, value in found.items()}
+    values = {name: Interval(float(value[0])) for name, value in found.items()}
     if outcome.informative(y) >= FEWEST:
         draws, rng = [], np.random.default_rng(seed)
         for _ in range(DRAWS):
@@ -205,7 +196,7 @@ class AloneComparison:
     together: float
     alone: float
     measured: float
-    gain: ScoreInterval
+    gain: Interval
     better: float
     verdict: HospitalVerdict
     events_needed: float
@@ -231,7 +222,7 @@ def compare_alone(run: Run, alone: Run, folds: int) -> dict[str, AloneComparison
             float(levels[0][i]),
             float(levels[1][i]),
             float(gains.measured[i]),
-            ScoreInterval(float(mean[i]), float(low[i]), float(high[i])),
+            Interval(float(mean[i]), float(low[i]), float(high[i])),
             float(better[i]),
             verdicts[i],
             float(needed[i]),

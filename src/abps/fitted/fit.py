@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -31,7 +31,6 @@ from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration
 from abps.evaluate.subgroups import SubgroupPart
 from abps.evaluate.survival import breslow, hazard_at
-from abps.fitted.alone import AdditiveAlone
 from abps.fitted.evaluation import (
     AloneComparison,
     HeldOutRows,
@@ -41,12 +40,16 @@ from abps.fitted.evaluation import (
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import LayeredNetwork, network_of
 from abps.fitted.model import FittedModel
-from abps.methods.base import Method
+from abps.methods.base import Context, Method, Models, Stopping
 from abps.methods.catalog import name_of
+from abps.methods.plus_state import LocalRows, as_models, local_rows
 from abps.methods.settings import configure, describe
+from abps.models.hierarchical import CommonModel
+from abps.models.hierarchical import alone as own_fit
 from abps.models.layout import answering
 from abps.models.metrics import Segments, brier, labels_of
 from abps.models.outcome_scores import main_score
+from abps.models.training import Training
 
 Floats = NDArray[np.float64]
 
@@ -329,3 +332,38 @@ def _predictions(final: TrainedNetworks, models: Sequence[FittedModel]) -> pl.Da
     ]
     whole = pl.concat([where, pl.concat(said, how="diagonal")], how="horizontal").sort("row")
     return whole.select("row", "center", "split", pl.exclude("row", "center", "split"))
+
+
+# ---------------------------------------------------------------- the best model alone, as one to hand out
+
+
+@dataclass(frozen=True)
+class AdditiveAlone(Method):
+    """An additive model of every center's own rows, penalised by their evidence. Nothing is exchanged."""
+
+    training: Training = field(default_factory=lambda: Training.of("gam"))
+    stop: Stopping = field(default_factory=lambda: Stopping(rounds=1))
+
+    #: Its models are fitted, not trained in steps.
+    fitted: ClassVar[bool] = True
+
+    def derived(self, context: Context) -> LocalRows:
+        """Rows and groups of columns."""
+        return local_rows(context.data, np.zeros(len(context.data.own.y)))
+
+    def init(self, context: Context) -> Models:
+        """The model without inputs."""
+        local: LocalRows = context.derived
+        return Models(as_models(np.zeros((context.r, local.q)), local))
+
+    def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
+        """Every center's own fit."""
+        local: LocalRows = context.derived
+        rows, shape = local.rows, local.rows.shape
+        nothing = CommonModel(np.zeros(shape), np.zeros(shape), 1.0)
+        group = local.group.reshape(shape)
+        modes = [
+            own_fit(rows.design(i), rows.outcomes(i), rows.family, group, nothing).model.ravel()
+            for i in range(rows.n)
+        ]
+        return Models(as_models(np.array(modes), local))

@@ -108,8 +108,8 @@ class StudyOptions(TypedDict, total=False):
 
     rounds: int | None
     model: str | None
-    settings: Mapping[str, Any]
-    vary: Mapping[str, Sequence[Any]]
+    settings: Mapping[str, Any] | None
+    vary: Mapping[str, Sequence[Any]] | None
     references: bool | Sequence[str]
     folds: int | None
     tune: bool | Sequence[int]
