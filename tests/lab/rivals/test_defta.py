@@ -172,11 +172,3 @@ def test_links(context, links) -> None:
             zip(sender.tolist(), receiver.tolist())
         )
     assert not rest.any()
-
-
-def test_a_pool_limits_whom_a_center_knows(context) -> None:
-    here = context(Training())
-    method = DeFTA(pool=2)
-    known = [set(r) for r in method.rankings(here, np.zeros((6, 6)), 1)]
-    assert all(len(k) == 2 for k in known)
-    assert known == [set(r) for r in method.rankings(here, np.zeros((6, 6)), 7)]

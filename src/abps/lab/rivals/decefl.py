@@ -22,7 +22,6 @@ import numpy as np
 
 from abps.core import matching
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.methods.base import Context, Kind, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
@@ -30,21 +29,13 @@ from abps.methods.peers import PeerMethod, Received, StepResult
 
 @dataclass(frozen=True)
 class DeceFL(PeerMethod):
-    """graph: ring, changing-ring (a fresh one every round), random (Erdős–Rényi, fixed) or complete.
+    """graph: ring, changing-ring (a fresh one every round) or complete.
 
-    ring_order: shuffled or index.  edge_probability: of the random graph.
     order: displacement (the method's own) or adapt-then-combine.
     """
 
     graph: graphs.Graph = "ring"
-    ring_order: Literal["shuffled", "index"] = "shuffled"
-    edge_probability: float = 0.5
     order: Literal["displacement", "adapt-then-combine"] = "displacement"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.edge_probability <= 1:
-            raise RequestError(f"edge_probability={self.edge_probability}: choose above 0 to 1")
 
     @property
     def kind(self) -> Kind:
@@ -55,10 +46,6 @@ class DeceFL(PeerMethod):
         """(e, 2) this round's graph."""
         if self.graph == "complete":
             return graphs.complete(context.n)
-        if self.graph == "random":
-            return graphs.random_connected(context, self.edge_probability)
-        if self.graph == "ring" and self.ring_order == "index":
-            return graphs.ring(np.arange(context.n))
         return graphs.ring(graphs.shuffled(context, t if self.graph == "changing-ring" else 0))
 
     def transfers(self, context: Context, t: int) -> tuple[graphs.Ints, graphs.Ints]:

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
@@ -66,33 +65,24 @@ class State(Models):
 
 @dataclass(frozen=True)
 class DeFTA(PeerMethod):
-    """peers: links a center may have, or pulls it makes.  pool: how many peers it knows (none: all).
-
-    links: mutual or pull.  loss: train or validation, what trust is judged on.
-    trust_decay: share of confidence that survives a round (1: all of it).
-    """
+    """peers: links a center may have, or pulls it makes.  links: mutual or pull."""
 
     weighting: Weighting = "size"
     peers: int = 2
-    pool: int | None = None
     links: Literal["mutual", "pull"] = "mutual"
     slope: float = 0.2
     rollback: float = 3.0
     penalty: float = 10.0
-    loss: Literal["train", "validation"] = "train"
-    trust_decay: float = 1.0
 
     #: Every center sends its out-degree along.
     noted = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.peers < 1 or (self.pool is not None and self.pool < 1):
-            raise RequestError(f"peers={self.peers}, pool={self.pool}: choose at least 1 each")
+        if self.peers < 1:
+            raise RequestError(f"peers={self.peers}: choose at least 1")
         if self.rollback <= 1:
             raise RequestError(f"rollback={self.rollback}: how much worse a loss may get, choose above 1")
-        if not 0 <= self.trust_decay <= 1:
-            raise RequestError(f"trust_decay={self.trust_decay}: a share, choose 0 to 1")
 
     @property
     def kind(self) -> Kind:
@@ -115,12 +105,12 @@ class DeFTA(PeerMethod):
         better = loss < state.best_loss
         best = np.where(better[:, None], trained, state.best)
         best_loss = np.where(better, loss, state.best_loss)
-        confidence = judge(state.confidence * self.trust_decay, state.received, change)
+        confidence = judge(state.confidence, state.received, change)
         return State(trained, confidence, loss, best, best_loss, None)
 
     def descend(self, context: Context, state: State, t: int) -> tuple[Weights, Floats, Floats]:
         """Trained models, their losses, and the change of loss each center saw; ruined ones roll back."""
-        rows = context.data.train if self.loss == "train" else context.data.validation
+        rows = context.data.train
 
         def measure(models: Weights) -> Floats:
             found = log_loss(context.learner.logits(models, rows), labels_of(rows))
@@ -144,13 +134,8 @@ class DeFTA(PeerMethod):
         return Preferences(self.rankings(context, trained().confidence, t))
 
     def rankings(self, context: Context, confidence: Floats, t: int) -> list[list[int]]:
-        """Every center's known peers in the order of a draw without replacement from its trust."""
-        known, mine = ~context.self_mask, context.ids[context.local_index][:, None]
-        if self.pool is not None and self.pool < context.n - 1:
-            lot = streams.uniforms(context.seed, "graph", 0, mine, context.ids[None, :])
-            lot[~known] = 2.0
-            known &= np.argsort(np.argsort(lot, axis=1), axis=1) < self.pool
-        return drawn(context, crelu(confidence, self.slope), t, known)
+        """Every center's peers in the order of a draw without replacement from its trust."""
+        return drawn(context, crelu(confidence, self.slope), t)
 
     def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
         """How many hear a center."""

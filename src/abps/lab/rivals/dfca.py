@@ -22,6 +22,9 @@ from abps.lab.rivals.several_models import choose, positive, spread_out, under_h
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Received, StepResult
 
+#: What stays of a copy when another one arrives: of the own cluster's, and of others.
+OWN_SAME, OWN_OTHER = 0.5, 0.4
+
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
@@ -37,16 +40,13 @@ class State(Models):
 @dataclass(frozen=True)
 class DFCA(PeerMethod):
     """clusters: how many models.  fewest, most: peers that a center sends to.  spread: how far the models
-    start from each other.  own_same, own_other: what stays of a copy when another one arrives.
-    judge: the rows that judge.
+    start from each other.  judge: the rows that judge.
     """
 
     clusters: int = 6
     fewest: int = 1
     most: int = 15
     spread: float = 0.01
-    own_same: float = 0.5
-    own_other: float = 0.4
     judge: Judge = "train"
 
     #: The cluster's number travels with its model.
@@ -57,8 +57,6 @@ class DFCA(PeerMethod):
         positive(self.clusters, self.spread)
         if not 1 <= self.fewest <= self.most:
             raise RequestError(f"fewest={self.fewest}, most={self.most}: choose 1 or more, most not below")
-        if not (0 <= self.own_same <= 1 and 0 <= self.own_other <= 1):
-            raise RequestError(f"own_same={self.own_same}, own_other={self.own_other}: shares, choose 0 to 1")
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
@@ -119,6 +117,6 @@ class DFCA(PeerMethod):
         copies = trained.copies.copy()
         for k in np.lexsort((place, received.receiver)).tolist():
             i, j = int(received.receiver[k]), int(received.sender[k])
-            stays = self.own_same if number[j] == trained.cluster[i] else self.own_other
+            stays = OWN_SAME if number[j] == trained.cluster[i] else OWN_OTHER
             copies[i, number[j]] = lerp(received.arrived[j], copies[i, number[j]], stays)
         return StepResult(self._taken(context, trained.models, copies))

@@ -7,8 +7,7 @@ what j adds to X and b what its absence adds to Y (negative ones are 0), j joins
 b), and without any signal (a = b = 0), or else leaves Y. It goes on from the average of X. In the first
 search all members are candidates, later those that it found then. Between searches it trains alone.
 
-A bound from above, not a rival in bytes: the first search hears n - 1 models. ``candidates`` hears so many
-random ones in their place, anew in every search, besides those it keeps.
+A bound from above, not a rival in bytes: the first search hears n - 1 models.
 """
 
 from __future__ import annotations
@@ -49,22 +48,17 @@ class State(Models):
 class DPFL(PeerMethod):
     """most: members of a set, itself included.  period: rounds from one search to the next.
 
-    candidates: random ones that are heard in each search; none: everybody, in the first alone.
     judge: the rows that judge.
     """
 
     most: int = 10
     period: int = 2
-    candidates: int | None = None
     judge: Judge = "validation"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most < 2 or self.period < 1 or (self.candidates is not None and self.candidates < 1):
-            raise RequestError(
-                f"most={self.most}, period={self.period}, candidates={self.candidates}: "
-                "choose at least 2 members, 1 round and 1 candidate"
-            )
+        if self.most < 2 or self.period < 1:
+            raise RequestError(f"most={self.most}, period={self.period}: choose at least 2 members, 1 round")
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
@@ -91,15 +85,8 @@ class DPFL(PeerMethod):
 
     def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """The candidates in random order."""
-        kept = state.kept > 0
-        if self.candidates is not None:
-            some = np.zeros_like(kept)
-            for i, peers in enumerate(drawn(context, np.zeros_like(state.kept), t, ~kept, "explore-peer")):
-                some[i, peers[: self.candidates]] = True
-            kept = kept | some
-        elif state.searches == 0:
-            kept = np.ones_like(kept)
-        rankings = drawn(context, np.zeros_like(state.kept), t, kept)
+        known = (state.kept > 0) | (state.searches == 0)
+        rankings = drawn(context, np.zeros_like(state.kept), t, known)
         return Preferences(rankings, trail=trail_with(state.kept))
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
@@ -107,8 +94,7 @@ class DPFL(PeerMethod):
         found = self.search(context, trained.models, received, t)
         to, by = np.nonzero(found)
         models = graphs.combine(trained.models, received.arrived, to, by, graphs.by_size(context, to, by))
-        first = state.searches == 0 or self.candidates is not None
-        kept = found.astype(np.float64) if first else state.kept
+        kept = found.astype(np.float64) if state.searches == 0 else state.kept
         return StepResult(State(models, kept, state.searches + 1))
 
     def search(self, context: Context, own: Weights, received: Received, t: int) -> NDArray[np.bool_]:

@@ -5,9 +5,8 @@ Then every center publishes the mean of that layer over its training rows (of an
 term adds to the logit), and from then on its partner is a random one of its ``near`` nearest peers by
 Euclidean distance of z-scored means; whoever asks is welcome.
 
-The authors have one host that asks others; their text promises noise on the means, their code adds none.
-Here ``noise`` above 0 adds it: rows are cut to the length ``clip``, one patient moves a mean by at most 2
-clip / N, and the deviation is ``noise`` times that.
+The authors have one host that asks others; their text promises noise on the means, their code adds none, and
+neither does this.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
@@ -40,22 +38,15 @@ class State(Models):
 
 @dataclass(frozen=True)
 class EHRFL(PeerMethod):
-    """near: how many of the nearest a center works with.  warmup: rounds of random pairs before.
-
-    clip, noise: protection of the means, off by default.
-    """
+    """near: how many of the nearest a center works with.  warmup: rounds of random pairs before."""
 
     near: int = 10
     warmup: int = 5
-    clip: float = 1.0
-    noise: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.near < 1 or self.warmup < 1:
             raise RequestError(f"near={self.near}, warmup={self.warmup}: choose at least 1 each")
-        if self.clip <= 0 or self.noise < 0:
-            raise RequestError(f"clip={self.clip}, noise={self.noise}: choose clip above 0, noise from 0")
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
@@ -87,14 +78,7 @@ class EHRFL(PeerMethod):
         for i in range(context.r):
             x = rows.x[rows.start[i] : rows.start[i + 1]]
             seen = context.learner.representation(models[i][None], x[None])[0].astype(np.float64)
-            if self.noise > 0:
-                seen = seen * (self.clip / np.maximum(np.linalg.norm(seen, axis=1), self.clip))[:, None]
-            mean = seen.sum(0) / max(1, len(x))
-            if self.noise > 0:
-                rng = streams.generator(context.seed, "sketch", 2, int(context.ids[context.local_index[i]]))
-                scale = self.noise * 2.0 * self.clip / max(1, len(x))
-                mean = mean + scale * rng.standard_normal(len(mean))
-            found.append(mean)
+            found.append(seen.sum(0) / max(1, len(x)))
         return np.stack(found)
 
     def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:

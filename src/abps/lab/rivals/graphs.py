@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
 from abps.methods.base import Context
 
 Ints = NDArray[np.int64]
 
-Graph = Literal["ring", "changing-ring", "random", "complete"]
+Graph = Literal["ring", "changing-ring", "complete"]
 GRAPHS: tuple[str, ...] = get_args(Graph)
 
 
@@ -46,35 +45,6 @@ def regular(order: Ints, degree: int) -> Ints:
         half = at[: n // 2]
         edges.append(np.stack([order[half], order[half + n // 2]], axis=1))
     return np.concatenate(edges)
-
-
-def random_connected(context: Context, p: float) -> Ints:
-    """Erdős–Rényi: every pair with probability p, drawn anew until all centers hang together."""
-    pairs = complete(context.n)
-    if context.n < 2:
-        return pairs
-    # A pair's draw belongs to the pair, whichever of the two centers is listed first.
-    low = np.minimum(context.ids[pairs[:, 0]], context.ids[pairs[:, 1]])
-    high = np.maximum(context.ids[pairs[:, 0]], context.ids[pairs[:, 1]])
-    for attempt in range(1, 101):
-        drawn = pairs[streams.uniforms(context.seed, "graph", attempt, low, high) < p]
-        if connected(context.n, drawn):
-            return drawn
-    raise RequestError(
-        f"edge_probability={p}: 100 random graphs of {context.n} centers all fell apart; choose a larger one"
-    )
-
-
-def connected(n: int, edges: Ints) -> bool:
-    """Whether every center can reach every other."""
-    label = np.arange(n)
-    while True:
-        before = label.copy()
-        lower = np.minimum(label[edges[:, 0]], label[edges[:, 1]])
-        np.minimum.at(label, edges[:, 0], lower)
-        np.minimum.at(label, edges[:, 1], lower)
-        if np.array_equal(before, label):
-            return bool((label == 0).all())
 
 
 def shuffled(context: Context, t: int = 0) -> Ints:
