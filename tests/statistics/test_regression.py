@@ -17,9 +17,10 @@ from scipy import integrate, optimize, stats
 
 from abps.core.errors import RequestError
 from abps.evaluate.calibration import restricted_cubic
+from abps.report.pages.effects_page import effects_page
 from abps.statistics.design import agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, HospitalRows
-from abps.statistics.heterogeneity import reml, summarise
+from abps.statistics.heterogeneity import effect_profile, likelihood_summary, reml, summarise
 from abps.statistics.newton import fit as fit_all
 from abps.statistics.newton import normal_intercepts
 from abps.statistics.regression import regress
@@ -287,7 +288,62 @@ def test_what_it_writes_can_be_read(tmp_path):
     assert stored["schema"] == "abps.regression/1" and len(stored["effects"]) == len(result.effects)
     assert pl.read_csv(tmp_path / "effects.csv")["effect"].to_list() == [e.name for e in result.effects]
     assert "\\begin{tabular}" in (tmp_path / "effects.tex").read_text()
-    assert "odds ratio" in (tmp_path / "effects.html").read_text()
+    page = effects_page(result)
+    assert "odds ratio" in page and "a further hospital" in page and "observed / expected" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_likelihood_summary_of_normal_likelihoods_is_the_maximum_likelihood_meta_analysis():
+    rng = np.random.default_rng(4)
+    variances = rng.uniform(0.02, 0.3, 14)
+    estimates = 0.4 + 0.5 * rng.normal(size=14) + np.sqrt(variances) * rng.normal(size=14)
+    at = np.linspace(-4.0, 5.0, 41)
+    profiles = -0.5 * (at - estimates[:, None]) ** 2 / variances[:, None]
+    found = likelihood_summary(at, profiles, (0.3, 0.4))
+
+    def loss(theta):
+        return -stats.norm(theta[0], np.sqrt(variances + np.exp(2 * theta[1]))).logpdf(estimates).sum()
+
+    best = optimize.minimize(loss, [0.0, -1.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12})
+    assert found.mean == pytest.approx(best.x[0], abs=1e-3)
+    assert found.tau == pytest.approx(np.exp(best.x[1]), abs=2e-3)
+    for end in (found.low, found.high):
+        inner = optimize.minimize_scalar(lambda v, end=end: loss([end, v]), bounds=(-8, 2), method="bounded")
+        assert 2 * (inner.fun - best.fun) == pytest.approx(stats.chi2.ppf(0.95, 1), abs=0.02)
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_an_effects_profile_has_the_intercept_at_its_best(family):
+    rng = np.random.default_rng(6)
+    rows = HospitalRows(rng.normal(size=(30, 2)), rng.integers(0, 2, 30).astype(float), np.zeros(30))
+    beta, at, chosen = np.array([0.4, -0.2]), np.array([-1.0, 0.0, 2.0]), LIKELIHOODS[family]
+    found = effect_profile(rows, beta, 1, at, chosen)
+    for value, b in zip(found, at, strict=True):
+        eta = rows.x @ np.array([0.4, b])
+        best = optimize.minimize_scalar(lambda a, eta=eta: -chosen.loglik(rows.y, eta + a).sum())
+        assert value == pytest.approx(-best.fun, abs=1e-8)
+
+
+def test_few_events_are_summarised_by_their_likelihoods():
+    frame = made(hospitals=30, rows=25, seed=8)
+    effect = next(e for e in regress(frame, "died", "hospital", "age + flag").effects if e.name == "flag")
+    found = effect.heterogeneity
+    assert found.likelihood is not None and found.likelihood.low < 0.7 < found.likelihood.high
+    large = regress(made(hospitals=4, rows=400), "died", "hospital", "age + flag").effects[1].heterogeneity
+    assert large.likelihood is None
+
+
+def test_the_score_test_of_equal_effects_holds_its_level_and_finds_differences():
+    rejected = 0
+    for seed in range(60):
+        frame = made(hospitals=8, rows=150, seed=seed)
+        rejected += regress(frame, "died", "hospital", "age + flag").equal[2] < 0.05
+    assert rejected <= 8  # 3 expected
+    frame = made(hospitals=8, rows=300, seed=1)
+    turned = frame.with_columns(
+        age=pl.when(pl.col("hospital") < "h04").then(120 - pl.col("age")).otherwise("age")
+    )
+    assert regress(turned, "died", "hospital", "age + flag").equal[2] < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def regress(
 
     Example: abps regress --data stays.csv --label died --center hospital --formula "age + sex" --out effects
     """
+    from abps import files
+    from abps.report.pages.effects_page import effects_page
     from abps.statistics import regression
 
     text = formula or " + ".join(options.split(columns))
@@ -59,6 +61,7 @@ def regress(
     result = regression.regress(data, label, center, text, family, intercepts, duration, robust, min_cell)
     if out is not None:
         result.write(out)
+        files.write_text(out / "effects.html", effects_page(result))
     if as_json:
         print(json.dumps(result.to_json()))
         return

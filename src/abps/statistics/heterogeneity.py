@@ -1,7 +1,8 @@
 """How much an effect differs between hospitals: random-effects meta-analysis of hospital estimates.
 
 Between-hospital variance by restricted maximum likelihood, intervals by Hartung and Knapp, the prediction
-interval of a further hospital by Higgins, Thompson and Spiegelhalter (2009).
+interval of a further hospital by Higgins, Thompson and Spiegelhalter (2009). These take a hospital's estimate
+for normal, which fails at small counts; there :func:`likelihood_summary` uses the hospitals' own likelihoods.
 """
 
 from __future__ import annotations
@@ -10,10 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import interpolate, optimize, stats
 
-from abps.statistics.families import Floats
+from abps.statistics.families import CanonicalGLM, Floats, HospitalRows, Likelihood
 from abps.statistics.newton import Fit
+
+
+@dataclass(frozen=True)
+class LikelihoodSummary:
+    """Mean effect with its 95 % profile-likelihood interval, and the deviation between hospitals (maximum
+    likelihood)."""
+
+    mean: float
+    low: float
+    high: float
+    tau: float
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,8 @@ class EffectHeterogeneity:
 
     mean, low, high: of the average effect (95 %, Hartung-Knapp).  next_low, next_high: where the effect of a
     further hospital would lie.  tau2: between-hospital variance.  i2: share of variance beyond chance.
-    q, p: Cochran's test of no difference.
+    q, p: Cochran's test of no difference.  likelihood: the summary without normal estimates, where counts
+    are small.
     """
 
     hospitals: int
@@ -36,6 +49,7 @@ class EffectHeterogeneity:
     i2: float
     q: float
     p: float
+    likelihood: LikelihoodSummary | None = None
 
 
 def reml(estimates: Floats, variances: Floats) -> float:
@@ -100,3 +114,74 @@ def hospital_estimates(fits: Sequence[Fit], column: int) -> tuple[Floats, Floats
     known = information > 1e-9
     variance = np.where(known, 1.0 / np.where(known, information, 1.0), np.nan)
     return common + np.array([fit.score[column] for fit in fits]) * variance, variance
+
+
+def equal_effects(fits: Sequence[Fit]) -> tuple[float, int, float]:
+    """Rao's score test that all effects are the same at all hospitals: statistic, degrees of freedom, p.
+
+    A hospital whose rows cannot tell its effects apart counts with those that they can.
+    """
+    statistic, freedom = 0.0, -len(fits[0].score)
+    for fit in fits:
+        value, vector = np.linalg.eigh(fit.information)
+        known = value > 1e-9 * max(value.max(), 1e-300)
+        statistic += float(((vector[:, known].T @ fit.score) ** 2 / value[known]).sum())
+        freedom += int(known.sum())
+    return statistic, max(freedom, 1), float(stats.chi2.sf(statistic, max(freedom, 1)))
+
+
+def effect_profile(rows: HospitalRows, beta: Floats, column: int, at: Floats, family: Likelihood) -> Floats:
+    """(points,) a hospital's log-likelihood at values of one effect, own intercept at its best, the other
+    effects (p,) as they are for all."""
+    if not isinstance(family, CanonicalGLM):
+        moved = [np.where(np.arange(len(beta)) == column, b, beta) for b in at]
+        return np.array([family.sums(rows, each).loglik for each in moved])
+    rest = rows.x @ beta - rows.x[:, column] * beta[column] + rows.offset
+    eta = rest[:, None] + rows.x[:, column, None] * at
+    own = np.zeros(len(at))
+    for _ in range(60):
+        mean, variance = family.mean(eta + own)
+        step = np.clip((rows.y[:, None] - mean).sum(axis=0) / np.maximum(variance.sum(axis=0), 1e-12), -2, 2)
+        own = own + step
+        if np.abs(step).max() < 1e-10:
+            break
+    return np.asarray(family.loglik(rows.y[:, None], eta + own).sum(axis=0))
+
+
+def likelihood_summary(at: Floats, profiles: Floats, start: tuple[float, float]) -> LikelihoodSummary:
+    """Random effects with the hospitals' own likelihoods instead of normal estimates.
+
+    at: (points,) values of the effect; profiles: (hospitals, points) log-likelihoods there; start: mean and
+    deviation to begin with.
+    """
+    curve = interpolate.CubicSpline(at, profiles - profiles.max(axis=1, keepdims=True), axis=1)
+    nodes = np.linspace(-5.0, 5.0, 161)  # close enough for a hospital that is surer than hospitals differ
+    weights = stats.norm.pdf(nodes) / stats.norm.pdf(nodes).sum()
+
+    def loss(mean: float, log_tau: float) -> float:
+        where = np.clip(mean + np.exp(log_tau) * nodes, at[0], at[-1])
+        inside = np.exp(np.clip(curve(where), -700.0, 0.0)) @ weights
+        return -float(np.log(np.maximum(inside, 1e-300)).sum())
+
+    unit = (at[-1] - at[0]) / 40.0
+
+    def profile(mean: float) -> tuple[float, float]:
+        """The loss at a mean with the deviation at its best, and the log of that."""
+        bounds = (np.log(unit * 1e-3), np.log(unit * 20.0))
+        found = optimize.minimize_scalar(lambda v: loss(mean, v), bounds=bounds, method="bounded")
+        return float(found.fun), float(found.x)
+
+    reach = max(4.0 * start[1], 4.0 * unit)
+    inside = (max(at[0], start[0] - reach), min(at[-1], start[0] + reach))
+    best = optimize.minimize_scalar(lambda m: profile(m)[0], bounds=inside, method="bounded")
+    half = stats.chi2.ppf(0.95, 1) / 2.0
+
+    def beyond(mean: float) -> float:
+        return profile(mean)[0] - float(best.fun) - half
+
+    ends = [
+        float(optimize.brentq(beyond, best.x, end)) if beyond(end) > 0 else float(end)
+        for end in (at[0], at[-1])
+    ]
+    tau = float(np.exp(profile(best.x)[1]))
+    return LikelihoodSummary(float(best.x), ends[0], ends[1], 0.0 if tau < unit * 2e-3 else tau)

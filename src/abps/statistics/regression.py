@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +18,16 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.data.memory import frame_of
 from abps.statistics.design import Formula, agree, complete_rows, parse_formula
-from abps.statistics.families import LIKELIHOODS, Floats, HospitalRows
-from abps.statistics.heterogeneity import EffectHeterogeneity, hospital_estimates, summarise
+from abps.statistics.families import LIKELIHOODS, CanonicalGLM, Floats, HospitalRows
+from abps.statistics.heterogeneity import (
+    EffectHeterogeneity,
+    LikelihoodSummary,
+    effect_profile,
+    equal_effects,
+    hospital_estimates,
+    likelihood_summary,
+    summarise,
+)
 from abps.statistics.newton import Fit, fit
 
 #: What the exponential of a coefficient is called.
@@ -28,6 +35,10 @@ RATIO: Final = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazar
 
 #: Events that a hospital needs for its own estimate to be shown.
 SHOWN_EVENTS: Final = 5
+
+#: Events below which a hospital's estimate is not taken for normal, and points of its likelihood then.
+SPARSE_EVENTS: Final = 20
+PROFILE_POINTS: Final = 41
 
 SCHEMA: Final = "abps.regression/1"
 
@@ -51,6 +62,8 @@ class RegressionResult:
 
     lr, lr_p: likelihood-ratio test of all columns together.  sd: of random intercepts.
     hospitals: by effect, the hospitals' own estimates and standard errors.
+    equal: score test that effects are the same everywhere (statistic, degrees of freedom, p).
+    ratios: by hospital its events, and those that its patients would have had at the average hospital.
     """
 
     family: str
@@ -70,6 +83,8 @@ class RegressionResult:
     lr_p: float
     sd: float
     hospitals: dict[str, dict[str, tuple[float, float]]]
+    equal: tuple[float, int, float]
+    ratios: dict[str, tuple[int, float]]
     notes: tuple[str, ...] = ()
 
     def frame(self) -> pl.DataFrame:
@@ -117,7 +132,7 @@ class RegressionResult:
                     _number(shown[0]),
                     f"{_number(shown[1])} to {_number(shown[2])}",
                     "<0.0001" if e.p < 1e-4 else f"{e.p:.4f}",
-                    "–" if h is None else f"{h.tau2**0.5:.2f}",
+                    "–" if h is None else f"{h.tau2**0.5 if h.likelihood is None else h.likelihood.tau:.2f}",
                     "–" if h is None else f"{100 * h.i2:.0f} %",
                 )
             )
@@ -127,13 +142,13 @@ class RegressionResult:
         """Plain data: numbers as numbers, undefined ones as null; jsonlite reads it as a list."""
         body = {name: value for name, value in vars(self).items() if name != "effects"}
         effects = [
-            {**vars(e), "heterogeneity": None if e.heterogeneity is None else vars(e.heterogeneity)}
+            {**vars(e), "heterogeneity": None if e.heterogeneity is None else asdict(e.heterogeneity)}
             for e in self.effects
         ]
         return _plain({"schema": SCHEMA, **body, "effects": effects})
 
     def write(self, out: Path) -> list[Path]:
-        """effects.csv, effects.tex, effects.html and regression.json in a folder."""
+        """effects.csv, effects.tex and regression.json in a folder."""
         out.mkdir(parents=True, exist_ok=True)
         head, rows = self.table()
         text = io.StringIO()
@@ -144,7 +159,6 @@ class RegressionResult:
         made = {
             "effects.csv": text.getvalue(),
             "effects.tex": _latex(head, rows),
-            "effects.html": _page(self, head, rows),
             "regression.json": json.dumps(self.to_json(), indent=1) + "\n",
         }
         for name, content in made.items():
@@ -311,6 +325,8 @@ def _result(
             good = shown & np.isfinite(variances) & (variances < 25.0)
             if good.sum() >= 2:
                 found = summarise(estimates[good], variances[good])
+                if counts[good].min() < SPARSE_EVENTS:
+                    found = replace(found, likelihood=_by_likelihood(rows, fits, k - first, family, found))
             hospitals[name] = {
                 names[i]: (float(estimates[i]), float(variances[i] ** 0.5)) for i in np.flatnonzero(good)
             }
@@ -346,8 +362,36 @@ def _result(
         float(stats.chi2.sf(lr, columns)) if np.isfinite(lr) else float("nan"),
         fitted.sd,
         hospitals,
+        equal_effects(fits),
+        _ratios(rows, fitted, names, family, counts),
         notes,
     )
+
+
+def _by_likelihood(
+    rows: Sequence[HospitalRows], fits: Sequence[Fit], column: int, family: str, found: EffectHeterogeneity
+) -> LikelihoodSummary:
+    """The summary of an effect from the hospitals' own likelihoods, few events or not."""
+    chosen, beta = LIKELIHOODS[family], fits[0].beta[len(fits[0].beta) - len(fits[0].score) :]
+    spread = max(found.tau2**0.5, found.se * found.hospitals**0.5, 1e-6)
+    at = np.linspace(found.mean - 8.0 * spread, found.mean + 8.0 * spread, PROFILE_POINTS)
+    profiles = [effect_profile(one, beta, column, at, chosen) for one in rows if one.y.min() < one.y.max()]
+    return likelihood_summary(at, np.stack(profiles), (found.mean, spread))
+
+
+def _ratios(
+    rows: Sequence[HospitalRows], fitted: Fit, names: Sequence[str], family: str, counts: Floats
+) -> dict[str, tuple[int, float]]:
+    """Observed and expected events where there is a common intercept to expect them by."""
+    chosen = LIKELIHOODS[family]
+    if family == "linear" or not isinstance(chosen, CanonicalGLM) or fitted.names[0] != "intercept":
+        return {}
+    found = {}
+    for name, one, events in zip(names, rows, counts):
+        mean, _ = chosen.mean(fitted.beta[0] + one.x @ fitted.beta[1:] + one.offset)
+        if events >= SHOWN_EVENTS:
+            found[name] = (int(events), float(mean.sum()))
+    return found
 
 
 def _exp(value: float) -> float:
@@ -377,23 +421,6 @@ def _latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return (
         f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}\n\\hline\n{line(head)}\n\\hline\n{body}\n"
         "\\hline\n\\end{tabular}\n"
-    )
-
-
-def _page(result: RegressionResult, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    names = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in head)
-    said = html.escape(summary(result))
-    return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width="
-        "device-width'><title>Effects over hospitals</title><style>body{font:16px/1.5 system-ui;max-width:"
-        "60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;width:100%}td,th{padding:"
-        ".3rem .6rem;border-bottom:1px solid #ccc;text-align:right}td:first-child,th:first-child{"
-        "text-align:left}</style>"
-        f"<h1>Effects on {html.escape(result.outcome)}</h1><p>{said}</p><table><thead><tr>{names}</tr>"
-        f"</thead><tbody>{cells}</tbody></table></html>\n"
     )
 
 
