@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from abps import files
-from abps.lab.benchmark import BenchmarkResult, Ranking, ranking, to_frame
+from abps.lab.benchmark import SIZES, BenchmarkResult, Ranking, ranking, to_frame
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
 
 #: What a federation looks like: columns of its table, with their forms.
@@ -63,7 +64,7 @@ def sections(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 def blocks(frames: dict[str, pl.DataFrame]) -> dict[str, str]:
     """Everything that a text about the benchmark quotes, as Markdown, by name."""
-    found = {}
+    found = {"time": spent(frames["benchmark"])}
     for name, part in sections(frames["benchmark"]).items():
         ranked = ranking(part)
         head, rows = cells(part, ranked)
@@ -84,6 +85,12 @@ def blocks(frames: dict[str, pl.DataFrame]) -> dict[str, str]:
         ]
         found["anatomy"] = "\n".join(table(["federation", *(word for _, word, _ in ANATOMY)], rows))
     return found
+
+
+def spent(frame: pl.DataFrame) -> str:
+    """How many runs there were, and how long they took."""
+    runs, minutes = frame["repeats"].sum(), float((frame["seconds"] * frame["repeats"]).sum()) / 60.0
+    return f"{runs:,} cross-fitted runs, {minutes:,.0f} minutes of wall-clock time one after the other."
 
 
 def drawings(frames: dict[str, pl.DataFrame]) -> list[Drawing]:
@@ -121,15 +128,16 @@ def by_size(sizes: pl.DataFrame) -> list[str]:
     for least, part in _classes(sizes):
         weight = part["hospitals"]
         mean = [_weighted(part[name], weight) for name in ("auroc", "loss", "better")]
-        rows.append(
-            [f"{least} or more", str(weight.sum()), f"{mean[0]:+.3f}", f"{mean[1]:+.4f}", f"{mean[2]:.0%}"]
-        )
+        rows.append([least, str(weight.sum()), f"{mean[0]:+.3f}", f"{mean[1]:+.4f}", f"{mean[2]:.0%}"])
     return table(["events of the hospital", "hospitals", "AUROC", "log-loss saved", "smaller log-loss"], rows)
 
 
-def _classes(sizes: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-    parts = sizes.partition_by("least_events", as_dict=True)
-    return sorted((int(key[0]), part) for key, part in parts.items())
+def _classes(sizes: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
+    """Classes of hospitals by their events, in words."""
+    above = dict(itertools.pairwise(SIZES))
+    names = {low: f"{low} to {above[low] - 1}" if low in above else f"{low} or more" for low in SIZES}
+    parts = {int(key[0]): part for key, part in sizes.partition_by("least_events", as_dict=True).items()}
+    return [(names[low], parts[low]) for low in SIZES if low in parts]
 
 
 def _weighted(values: pl.Series, weight: pl.Series) -> float:
@@ -149,8 +157,8 @@ def gains(sizes: pl.DataFrame) -> Figure:
     mean = [_weighted(part["auroc"], part["hospitals"]) for _, part in classes]
     axes.plot(range(len(classes)), mean, color=LATE, linewidth=2.0)
     axes.axhline(0.0, color=INK, linewidth=0.6)
-    axes.set_xticks(range(len(classes)), [f"{least}+" for least, _ in classes])
-    axes.set(xlabel="events of the hospital, at least", ylabel="AUROC gained on its own model")
+    axes.set_xticks(range(len(classes)), [words for words, _ in classes])
+    axes.set(xlabel="events of the hospital", ylabel="AUROC gained on its own model")
     return figure
 
 
