@@ -13,6 +13,7 @@ from rich.progress import TextColumn
 
 from abps.cli import options
 from abps.cli.options import read_seeds, split
+from abps.cli.study_config import read_config
 from abps.core.errors import RequestError
 
 #: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
@@ -168,7 +169,7 @@ def compare(
         typer.Option("--tune", help="First choose every method's grid, on validation rows of other seeds."),
     ] = False,
     tune_seeds: Annotated[
-        str, typer.Option(help="Seeds to tune on; default: two that are not compared on.")
+        str, typer.Option(help="Comma-separated seeds to tune on; default: two not compared on.")
     ] = "",
     references: Annotated[
         bool,
@@ -184,12 +185,22 @@ def compare(
     slurm_deadline: Annotated[
         float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            is_eager=True,
+            callback=read_config,
+            help="Read options from a TOML file, such as the study.toml of another study. Options on the "
+            "command line come first.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare methods in folds and repeats; stop and start again, nothing finished is computed twice.
 
     Every run lies in a folder of its own under OUT/runs. Interrupted (or killed), the same command goes on
-    where it stopped. More methods or repeats (seeds) may be added later to the same folder.
+    where it stopped. More methods or repeats (seeds) may be added later to the same folder. OUT/study.toml
+    says what was asked for.
 
     Example: abps compare --methods local-best,fedavg,random-k1,abps-plus --seeds 11,22,33 --out my-study
     """

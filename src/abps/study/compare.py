@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,9 +25,11 @@ import polars as pl
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.engine.result import Accuracy, Run
+from abps.engine.simulate import Metric
 from abps.methods.base import Method
 from abps.methods.catalog import find
 from abps.study.execute import Executor, run_study
+from abps.study.export import to_mlflow, to_tensorboard
 from abps.study.plan import Plan, PlannedRun, Request, Source, StudyOptions, make_plan, request_of
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder, StudyRecord, record_of
@@ -48,38 +51,39 @@ class Study:
 
     record: what was asked for.  runs: what is finished.  absent: one line for every run that is not.
     root: the study's folder; None for a study that lives in memory.
+    metrics: the user's own, by name: function(labels, predictions) of a center's rows to a number.
     """
 
     record: StudyRecord
     runs: tuple[tuple[PlannedRun, Run], ...]
     absent: tuple[str, ...] = ()
     root: Path | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def frame(self) -> pl.DataFrame:
         """One row per method, repeat and center: AUROC, AUPRC and Brier score, or the scores of another
         outcome (null where not defined), with the run's rounds, bytes and settings."""
-        parts = [
-            pl.DataFrame(
-                {
-                    "data": run.data.name,
-                    "method": planned.label,
-                    "seed": run.seed,
-                    "center": list(run.main.per_center),
-                }
-                | {
-                    name: [score.per_center.get(center) for center in run.main.per_center]
-                    for name, score in _scores(run).items()
-                }
-                | {
-                    "rounds": run.rounds,
-                    "bytes": run.bytes.all,
-                    "settings": json.dumps(dict(planned.settings), default=str),
-                },
-                schema_overrides=dict.fromkeys(_scores(run), pl.Float64),
-            ).with_columns(pl.col(pl.Float64).fill_nan(None))
-            for planned, run in self.runs
-        ]
+        parts = []
+        for planned, run in self.runs:
+            centers = list(run.main.per_center)
+            scores: dict[str, Any] = {
+                name: [score.per_center.get(c) for c in centers] for name, score in _scores(run).items()
+            }
+            scores |= _measured(run, centers, self.metrics)
+            head = {"data": run.data.name, "method": planned.label, "seed": run.seed, "center": centers}
+            settings = json.dumps(dict(planned.settings), default=str)
+            rest = {"rounds": run.rounds, "bytes": run.bytes.all, "settings": settings}
+            made = pl.DataFrame(head | scores | rest, schema_overrides=dict.fromkeys(scores, pl.Float64))
+            parts.append(made.with_columns(pl.col(pl.Float64).fill_nan(None)))
         return pl.concat(parts, how="diagonal") if parts else pl.DataFrame()
+
+    def to_mlflow(self, experiment: str, uri: str | None = None) -> list[str]:
+        """Write all runs to an MLflow experiment (:func:`abps.study.export.to_mlflow`); returns their ids."""
+        return to_mlflow([(planned.label, run) for planned, run in self.runs], experiment, uri)
+
+    def to_tensorboard(self, folder: Path | str) -> list[Path]:
+        """Write all runs as TensorBoard's event files; returns the folder of each."""
+        return to_tensorboard([(planned.label, run) for planned, run in self.runs], folder)
 
     def tables(self) -> list[Table]:
         """The headline of every federation: accuracy, bytes, and what may be said of them."""
@@ -147,6 +151,7 @@ def compare(
     seeds: Sequence[int] = SEEDS,
     out: Path | str | None = None,
     jobs: int | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     **options: Unpack[StudyOptions],
 ) -> Study:
     """Run methods in folds and repeats and hold them against each other.
@@ -156,22 +161,23 @@ def compare(
     seeds: one per repeat; each divides the patients anew.
     out: a folder that keeps the runs; asked for again, what is finished is not computed twice. Without one
     the runs live in memory.
-    jobs: compute in so many processes, each with its own cores; needs ``out``, and methods with a name.
+    jobs: compute in so many processes, each with its own cores; needs ``out``.
+    metrics: of one's own, for :meth:`Study.frame`: function(labels, predictions) to a number.
     options: see :class:`~abps.study.plan.StudyOptions`.
     """
     federations = (federation,) if isinstance(federation, Federation) else tuple(federation)
     words, own = _named(methods)
     request = request_of([Source(each.name) for each in federations], words, seeds, own, **options)
-    if jobs is not None and (out is None or own):
-        raise RequestError(f"jobs={jobs}: other processes need a folder (out) and methods that have a name")
+    if jobs is not None and out is None:
+        raise RequestError(f"jobs={jobs}: other processes need a folder; name one with out")
     if out is None:
-        return _in_memory(request, words, own, federations)
-    executor: Executor = functools.partial(run_local, jobs=jobs)
+        return replace(_in_memory(request, words, own, federations), metrics=metrics or {})
+    executor: Executor = functools.partial(run_local, jobs=jobs, own=own)
     if jobs is None:
         given = {each.fingerprint(): each for each in federations}
         executor = functools.partial(run_here, own=own, federations=given)
     run_study(request, words, Path(out), executor, own, federations, elsewhere=jobs is not None)
-    return load_study(out)
+    return replace(load_study(out), metrics=metrics or {})
 
 
 def run_here(
@@ -228,3 +234,22 @@ def _scores(run: Run) -> dict[str, Accuracy]:
     if run.score is None:
         return {"auroc": run.auroc, "auprc": run.auprc, "brier": run.brier}
     return run.measures
+
+
+def _measured(run: Run, centers: Sequence[str], metrics: Mapping[str, Metric]) -> dict[str, list[float]]:
+    """The user's own metrics of every center, from the rows that a run has scored."""
+    if not metrics:
+        return {}
+    rows = {str(key[0]): part for key, part in run.predictions().group_by("center")}
+    found: dict[str, list[float]] = {name: [] for name in metrics}
+    for center in centers:
+        part = rows.get(center)
+        said = None if part is None else part.select("^probability|score.*$").to_numpy()
+        if said is not None and not said.shape[1]:
+            raise RequestError(f"metrics: rows of an outcome of {run.outcome} keep no predictions; leave out")
+        for name, metric in metrics.items():
+            value = math.nan
+            if part is not None and said is not None:
+                value = float(metric(part["y"].to_numpy(), said[:, 0] if said.shape[1] == 1 else said))
+            found[name].append(value)
+    return found

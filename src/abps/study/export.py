@@ -16,7 +16,7 @@ from abps.engine.result import Run
 def to_mlflow(runs: Iterable[tuple[str, Run]], experiment: str, uri: str | None = None) -> list[str]:
     """Write every run, with its label, as a run of an MLflow experiment; returns their ids.
 
-    uri: of the tracking server, or a folder; default: MLflow's own setting.
+    uri: of the tracking server; default: MLflow's own setting.
     """
     try:
         from mlflow import MlflowClient

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any, Final, TypedDict, Unpack
 
 from abps.checks import quick_check
@@ -244,17 +243,17 @@ def identity(
     folds: int | None = None,
     attack: str | None = None,
     subgroups: Sequence[str] = (),
+    source: str | None = None,
 ) -> dict[str, Any]:
     """Everything that decides a run's result: the version of the package, the settings, and the data.
 
-    A method of one's own counts by its source, where that can be read.
+    A method of one's own counts by its source (:func:`source_of`, unless it is given).
     """
     asked: dict[str, Any] = {"folds": folds, "attack": attack, "subgroups": list(subgroups) or None}
     more = {name: value for name, value in asked.items() if value is not None}
     kind = type(config)
-    if kind.__module__.partition(".")[0] != "abps":
-        with contextlib.suppress(OSError, TypeError):
-            more["source"] = hashlib.blake2b(inspect.getsource(kind).encode(), digest_size=12).hexdigest()
+    if source or source_of(kind):
+        more["source"] = source or source_of(kind)
     return more | {
         "method": method,
         "kind": f"{kind.__module__}.{kind.__qualname__}",
@@ -263,6 +262,24 @@ def identity(
         "seed": seed,
         "version": VERSION,
     }
+
+
+def source_of(kind: type) -> str:
+    """A digest of the source of a class that is not ours; of its compiled code, where it has no file."""
+    if kind.__module__.partition(".")[0] == "abps":
+        return ""
+
+    def parts(code: CodeType) -> Iterator[str]:
+        yield repr((code.co_code, code.co_names, code.co_varnames))
+        for each in code.co_consts:
+            yield from parts(each) if isinstance(each, CodeType) else (repr(each),)
+
+    try:
+        text = inspect.getsource(kind)
+    except (OSError, TypeError):
+        codes = [c for v in vars(kind).values() if isinstance(c := getattr(v, "__code__", None), CodeType)]
+        text = "".join(part for code in codes for part in parts(code))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def folds_of(request: Request, words: Sequence[str]) -> int | None:

@@ -27,6 +27,7 @@ from abps.data.federation import About, Federation
 from abps.engine.output import DECISIONS, PRIVACY, RESULT, SCORES, load_run, save
 from abps.engine.result import Run
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
+from abps.study.study_file import study_toml
 
 STUDY_SCHEMA = "abps.study/1"
 RECEIPT_SCHEMA = "abps.receipt/1"
@@ -262,6 +263,7 @@ class StudyFolder:
         said = self.admit(plan.request)
         document = {"schema": STUDY_SCHEMA} | msgspec.to_builtins(record_of(plan))
         files.write_json(self.path, document | {"digest": key_of(document)})
+        files.write_text(self.root / "study.toml", study_toml(plan))
         self._sweep()
         return said
 

@@ -1,7 +1,8 @@
 """Runs on this machine: worker processes, each with cores of its own, that compute one run after another.
 
 ``python -m abps.study.workers`` reads runs from standard input, one JSON line each. The first line says for
-which study, and on which cores: {"study": FOLDER, "cores": [NUMBERS]}. Until then the worker imports what it
+which study, on which cores, and where methods lie that have no module: {"study": FOLDER, "cores": [NUMBERS],
+"own": FILE}. Until then the worker imports what it
 will need. It answers on standard output, one JSON line per event, and ends when its standard input closes,
 also in the middle of a run: when the study's process is killed, nothing goes on behind it.
 
@@ -14,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -63,6 +65,7 @@ class Runner:
     """Computes runs of one study; keeps the federation that it used last.
 
     own: configurations that only this process knows.  given: federations that need not be read.
+    sources: digests of the source of own methods, where only another process can read it.
     """
 
     def __init__(
@@ -70,11 +73,12 @@ class Runner:
         root: Path,
         own: Mapping[str, Method] | None = None,
         given: Mapping[str, Federation] | None = None,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
         from abps.study.records import StudyFolder
 
         self.study = StudyFolder(root)
-        self._own = own or {}
+        self._own, self._sources = own or {}, sources or {}
         self._held: dict[str, Federation] = dict(given or {})
 
     def compute(self, run: PlannedRun, emit: Callable[[Event], None]) -> bool:
@@ -84,7 +88,8 @@ class Runner:
 
         try:
             config = run.config(self._own)
-            content = identity(run.method, config, run.data, run.seed, run.folds, run.attack, run.subgroups)
+            how = (run.folds, run.attack, run.subgroups, self._sources.get(run.method))
+            content = identity(run.method, config, run.data, run.seed, *how)
             if key_of(content) != run.key:
                 raise RuntimeError(
                     "this run was planned by another version of the program; ask for the comparison again"
@@ -148,7 +153,8 @@ def serve() -> None:
 
     first = json.loads(waiting.get())
     keep_to(first["cores"])
-    runner = Runner(Path(first["study"]))
+    own, sources = ({}, {}) if first["own"] is None else pickle.loads(Path(first["own"]).read_bytes())
+    runner = Runner(Path(first["study"]), own, sources=sources)
     emit({"event": "ready"})
     while True:
         runner.compute(PlannedRun(**json.loads(waiting.get())), emit)
@@ -220,11 +226,12 @@ class _Worker:
 class LocalExecutor:
     """Computes runs in worker processes; they may get ready while the study is still being planned.
 
-    jobs: processes at the same time; default: one per core.
+    jobs: processes at the same time; default: one per core.  own: methods without a module of their own.
     """
 
-    def __init__(self, jobs: int | None = None) -> None:
+    def __init__(self, jobs: int | None = None, own: Mapping[str, Method] | None = None) -> None:
         self._jobs = jobs
+        self._own = own or {}
         self._heard: Received = queue.Queue()
         self._ready: dict[int, _Worker] = {}
 
@@ -249,13 +256,13 @@ class LocalExecutor:
         progress.lanes(len(shares))
         # Those with most rounds first, so that no core waits long for another at the end; of these, runs on
         # the same folds together, so that a worker prepares them once.
-        waiting = deque(sorted(todo, key=lambda run: (-run.config().stop.rounds, run.data, run.seed)))
-        workers: dict[int, _Worker] = {}
+        order = sorted(todo, key=lambda run: (-run.config(self._own).stop.rounds, run.data, run.seed))
+        waiting, workers, own = deque(order), dict[int, _Worker](), _pickled(self._own)
 
         def start(number: int) -> None:
             ready = self._ready.pop(number) if number in self._ready else None
             workers[number] = ready or _Worker(number, self._heard)
-            workers[number].send({"study": str(study.root), "cores": shares[number]})
+            workers[number].send({"study": str(study.root), "cores": shares[number], "own": own})
 
         try:
             for number in range(len(shares)):
@@ -288,13 +295,34 @@ class LocalExecutor:
         finally:
             for worker in workers.values():
                 worker.end()
+            if own is not None:
+                Path(own).unlink()
+
+
+def _pickled(own: Mapping[str, Method]) -> str | None:
+    """A file, for this user alone, with methods that other processes cannot import, and their sources."""
+    if not own:
+        return None
+    import cloudpickle
+
+    from abps.study.plan import source_of
+
+    sources = {name: source_of(type(method)) for name, method in own.items()}
+    number, path = tempfile.mkstemp(prefix="abps-own-")
+    with os.fdopen(number, "wb") as file:
+        cloudpickle.dump((dict(own), {name: each for name, each in sources.items() if each}), file)
+    return path
 
 
 def run_local(
-    study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress, jobs: int | None = None
+    study: StudyFolder,
+    todo: Sequence[PlannedRun],
+    progress: StudyProgress,
+    jobs: int | None = None,
+    own: Mapping[str, Method] | None = None,
 ) -> None:
     """Compute runs in worker processes that are started now."""
-    with LocalExecutor(jobs) as local:
+    with LocalExecutor(jobs, own) as local:
         local(study, todo, progress)
 
 
