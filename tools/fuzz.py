@@ -34,7 +34,7 @@ from abps.core.streams import center_id
 from abps.data.codebook import Codebook, Column, SiteStatistics
 from abps.data.scales import summarise
 from abps.data.table import read_table
-from abps.engine.output import load_run
+from abps.engine.result import load_run
 from abps.methods.references import RegressionMemory
 from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from abps.data.memory import federation as federation
     from abps.data.table import load as load
     from abps.data.table import read_table as read_table
-    from abps.engine.output import load_run as load_run
     from abps.engine.result import Run as Run
+    from abps.engine.result import load_run as load_run
     from abps.engine.simulate import simulate as simulate
     from abps.fitted.estimator import ABPSClassifier as ABPSClassifier
     from abps.fitted.fit import fit as fit
@@ -59,7 +59,7 @@ _OFFERED = {
     "fit": "abps.fitted.fit",
     "load": "abps.data.table",
     "load_model": "abps.fitted.folder",
-    "load_run": "abps.engine.output",
+    "load_run": "abps.engine.result",
     "load_study": "abps.study.compare",
     "read_table": "abps.data.table",
     "regress": "abps.statistics.regression",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from abps.core.permutation import _halves, _rounds, _stir
+from abps.core.streams import _halves, _rounds, _stir
 
 _U64 = np.uint64
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abps.core.plausibility import FARTHEST, distances, plausible
+from abps.core.arrays import FARTHEST, distances, plausible
 
 
 def test_distances_are_norms_and_columns_beyond_the_start_begin_at_zero():

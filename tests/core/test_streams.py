@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abps.core import permutation, streams
+from abps.core import streams
 from core import single_places
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_purpose_is_an_error():
 def test_everybodys_place_at_once_is_the_place_asked_one_by_one(n: int, keys: list[int]) -> None:
     key = np.array(keys, dtype=np.uint64)
     want = single_places.place_of(np.arange(n)[None, :], key[:, None], n)
-    assert (permutation.all_places(key, n) == want).all()
+    assert (streams.all_places(key, n) == want).all()
 
 
 def test_purposes_keep_their_numbers():

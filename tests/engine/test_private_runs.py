@@ -9,9 +9,8 @@ import pytest
 
 import abps
 from abps.core.errors import RequestError
-from abps.engine.output import PRIVACY, save
-from abps.privacy.budget import PrivacyLedger, recomputed
-from abps.privacy.published import noisy, sensitivity
+from abps.engine.result import PRIVACY, save
+from abps.privacy.budget import PrivacyLedger, noisy, recomputed, sensitivity
 from federations import tiny
 
 SMALL = {"model": "linear", "standardise": "own", "epochs": 1}

@@ -12,8 +12,8 @@ from abps.data.prepare import prepare
 from abps.data.scales import outcome_size, scales_size
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate
-from abps.methods.masked_rounds import masked, summands
 from abps.methods.references import GlmExact
+from abps.methods.star import masked, summands
 from abps.privacy import fixed_point
 from abps.privacy.fixed_point import masked_bytes, protocol_bytes
 from federations import outcome_of, tiny

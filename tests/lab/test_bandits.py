@@ -9,8 +9,7 @@ import pytest
 
 from abps.core.beliefs import Beliefs
 from abps.core.selection import ucb
-from abps.lab.bandits import Bandit, checkpoints, play
-from abps.lab.guarantees import GAMMA, Epsilon, regret_bound
+from abps.lab.guarantees import GAMMA, Bandit, Epsilon, checkpoints, play, regret_bound
 
 NONE = Epsilon("constant", 0.0)
 

@@ -10,7 +10,7 @@ import pytest
 import abps
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.engine.output import PRIVACY, save
+from abps.engine.result import PRIVACY, save
 from abps.lab.privacy_attacks import Protection, area, audit, cut, exposed, fitting
 from abps.methods.settings import configure
 from abps.privacy.attack_findings import INFERRED, PrivacyAudit

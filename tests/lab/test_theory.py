@@ -9,8 +9,7 @@ import pytest
 
 from abps.lab import guarantees as theory
 from abps.lab import theory as studies
-from abps.lab.bandits import Bandit
-from abps.lab.guarantees import GAMMA, Epsilon
+from abps.lab.guarantees import GAMMA, Bandit, Epsilon
 
 
 @pytest.fixture(scope="module")

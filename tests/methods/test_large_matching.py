@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from abps.core import goals, streams
 from abps.core.beliefs import Beliefs
-from abps.core.candidates import TABLE_UP_TO, Candidates, candidates
 from abps.core.errors import RequestError
+from abps.core.goals import TABLE_UP_TO, Candidates, candidates
 from abps.core.selection import RoundKeys, Selection
 from abps.methods.large_matching import match_many
 from core.dense_selection import select

@@ -8,7 +8,7 @@ from scipy.stats import false_discovery_control, norm
 
 import abps
 from abps.data.prepare import prepare
-from abps.fitted.layers import network_of
+from abps.fitted.model import network_of
 from abps.models import families, interactions
 from abps.models.hierarchical import CenterRows, CommonModel
 from abps.models.interactions import PairTerms

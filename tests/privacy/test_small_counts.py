@@ -19,7 +19,7 @@ from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate, own_table
 from abps.methods.leaving import leaving
-from abps.methods.patient_sums import categories
+from abps.methods.references import categories
 from abps.methods.settings import configure
 from abps.privacy.small_counts import (
     least_rows,

@@ -139,7 +139,7 @@ def test_two_methods_of_one_name_are_refused(federation):
 
 def test_a_run_comes_back_from_the_disk_as_it_was(federation, tmp_path):
     run = abps.simulate(federation, "abps-pq-k1", rounds=2)
-    from abps.engine.output import save
+    from abps.engine.result import save
 
     save(run, tmp_path / "r")
     back = abps.load_run(tmp_path / "r")

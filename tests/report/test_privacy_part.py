@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from abps.engine.output import PRIVACY
+from abps.engine.result import PRIVACY
 from abps.privacy.attack_findings import INFERRED, Finding, PrivacyAudit, kept
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.report.build import parts_of

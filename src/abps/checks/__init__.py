@@ -4,7 +4,7 @@ from abps.checks import check_method, check_codec
 check_method(MyMethod())          # raises CheckFailure with one sentence, or returns the checks that passed
 """
 
-from abps.checks.codec_checks import CheckFailure as CheckFailure
-from abps.checks.codec_checks import check_codec as check_codec
+from abps.checks.method_checks import CheckFailure as CheckFailure
+from abps.checks.method_checks import check_codec as check_codec
 from abps.checks.method_checks import check_method as check_method
 from abps.checks.method_checks import quick_check as quick_check

@@ -140,7 +140,7 @@ def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[Plann
 
 def _ledgers(folder: Path) -> tuple[list[str], list[str]]:
     """A sentence for every ledger in the folder, and the files whose ε does not follow."""
-    from abps.engine.output import PRIVACY
+    from abps.engine.result import PRIVACY
     from abps.privacy.budget import recount
 
     said, differ = [], []

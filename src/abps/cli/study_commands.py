@@ -100,7 +100,7 @@ def run(
     from abps.cli.check_command import announce
     from abps.cli.outcomes import run_summary, run_table
     from abps.engine.attacks import parse
-    from abps.engine.output import check_free, save
+    from abps.engine.result import check_free, save
     from abps.engine.simulate import simulate
     from abps.methods.accounting import with_noise
     from abps.methods.catalog import CATALOG

@@ -1,4 +1,4 @@
-"""Models as rows of weights (n, P), and the little arithmetic on rows that methods share."""
+"""Arrays of model weights: shapes, mixtures, and whether weights that arrive are plausible."""
 
 from __future__ import annotations
 
@@ -36,3 +36,31 @@ def lerp(start: Weights, end: Weights, weight: float | Weights) -> Weights:
     near = np.abs(share) < 0.5  # from the nearer end, so that 0 and 1 give the ends themselves
     way = (end - start).astype(np.float64) * np.where(near, share, share - np.float32(1.0))
     return (np.where(near, start, end) + way).astype(np.float32)
+
+
+#: How many times farther from the common start than the own model a peer's may be. Among the built-in centers
+#: the largest ratio of two honest ones is 3.4, in the first round; a center with forty times the rows takes
+#: forty times the steps.
+FARTHEST = 30.0
+
+
+def distances(models: NDArray[np.float32], start: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(k,) how far models (k, columns) are from the common start (P,); not finite where a model is none.
+
+    Columns beyond the start's begin at zero.
+    """
+    known = min(models.shape[1], len(start))
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.zeros(len(models))
+        for k, model in enumerate(models):  # row by row: no copy of all models at once
+            step = model[:known] - start[:known]
+            total[k] = np.dot(step, step) + np.dot(model[known:], model[known:])
+        return np.sqrt(total)
+
+
+def plausible(
+    theirs: NDArray[np.float64], own: NDArray[np.float64], farthest: float = FARTHEST
+) -> NDArray[np.bool_]:
+    """(k,) whether models are finite and not too far out, by their distances and those of the own models."""
+    with np.errstate(invalid="ignore"):
+        return np.isfinite(theirs) & (theirs <= farthest * own + 1e-12)

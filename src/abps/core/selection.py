@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from abps.core import permutation, streams
+from abps.core import streams
 from abps.core.beliefs import BetaPosterior
 from abps.core.errors import RequestError, nearest, validate
 from abps.core.matching import Answer
@@ -133,7 +133,7 @@ def rank(
     row = (np.arange(r) * n)[:, None]
     everyone = np.broadcast_to(np.arange(n), (r, n))
     if config.tie_break == "random":
-        places = permutation.all_places(streams.bits(seed, "tie-break", t, ids), n)
+        places = streams.all_places(streams.bits(seed, "tie-break", t, ids), n)
         order = np.empty((r, n), dtype=np.int64)
         order.ravel()[places + row] = everyone
     elif config.tie_break == "similarity" and similarity is not None:
@@ -150,7 +150,7 @@ def rank(
         explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < chance)
         # A random order of all centers for each that explores: the first of its pool in that order moves to
         # the front, so that the pool need not be counted.
-        drawn = permutation.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
+        drawn = streams.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
         for k, place in zip(explorers.tolist(), drawn, strict=True):
             listed = rankings[k]
             pool = listed[count[k, listed] == 0] if config.explore_pool == "unproven" else listed

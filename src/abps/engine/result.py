@@ -1,8 +1,13 @@
-"""What a run leaves behind: the result as numbers, and the audit trail as a table."""
+"""What a run leaves behind: the result as numbers, the audit trail as a table, and both on disk.
+
+A run's folder holds ``result.json``, ``decisions.parquet``, ``scores.parquet``, ``privacy.json`` of a private
+run and, where asked for, ``rounds.parquet`` and ``models.safetensors``; whole or not at all.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +19,7 @@ import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
@@ -24,6 +29,7 @@ from abps.data.prepare import Prepared, Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical, row_probabilities
 from abps.evaluate.calibration import expit
 from abps.evaluate.roc import FEWEST_EVENTS, area
+from abps.files import check_writable, folder, write_json, write_with
 from abps.models.metrics import Segments, auprc, auroc, brier, labels_of
 from abps.models.outcome_scores import measures, survived
 from abps.models.outcomes import foretold
@@ -137,7 +143,7 @@ def versions() -> dict[str, str]:
 class RunArtifacts:
     """What a run has beside its result: tables and models, in memory or as the files to read them from.
 
-    decisions: the audit trail.  scores: every scored row (:mod:`abps.engine.row_scores`).
+    decisions: the audit trail.  scores: every scored row (:mod:`abps.engine.track`).
     centers: every center's score in every round.  models: (centers, P), or (1, P) if one is for all.
     privacy: what every center has spent, of a private run.
     state, beliefs, answers (logits of the test rows), probabilities: of a run that was just computed; not
@@ -243,8 +249,6 @@ class Run:
 
     def save(self, out: str | Path) -> None:
         """Write the run into a folder, with its models; :func:`abps.load_run` reads it."""
-        from abps.engine.output import save  # which reads runs, and so knows this class
-
         save(self, Path(out), models=True)
 
     @property
@@ -479,3 +483,71 @@ def scored_on(
         },
         folds,
     )
+
+
+# ---------------------------------------------------------------- a run on disk
+
+
+RESULT = "result.json"
+DECISIONS = "decisions.parquet"
+SCORES = "scores.parquet"
+ROUNDS = "rounds.parquet"
+MODELS = "models.safetensors"
+PRIVACY = "privacy.json"
+
+
+def save(run: Run, out: Path, models: bool = False) -> None:
+    """Write a run into its folder; ``result.json`` last, so that its presence means completeness.
+
+    models: also the final models, and every center's score in every round.
+    """
+    folder(out)
+    weights = run.models if models else None
+    if weights is not None:
+        named = {"models": np.ascontiguousarray(weights)}
+        write_with(out / MODELS, lambda part: save_file(named, part))
+    if models and run.artifacts.centers is not None:
+        write_with(out / ROUNDS, run.center_history().write_parquet)
+    write_with(out / DECISIONS, run.decisions.write_parquet)
+    scores = run.row_scores
+    if scores is not None:
+        write_with(out / SCORES, lambda part: scores.write_parquet(part, compression="zstd"))
+    if run.privacy is not None:
+        write_json(out / PRIVACY, run.privacy.to_json())
+    write_json(out / RESULT, run.to_json())
+
+
+def load_run(out: Path | str) -> Run:
+    """The run in a folder, as it was saved."""
+    path = Path(out) / RESULT
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        decisions, scores, rounds, models = (Path(out) / name for name in (DECISIONS, SCORES, ROUNDS, MODELS))
+        return Run.from_json(content, RunArtifacts(decisions, scores, rounds, models))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}; choose another folder") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged ({error}); delete it and run again") from error
+
+
+def check_free(out: Path, identity: dict[str, Any], fingerprint: str) -> None:
+    """Refuse a folder that holds another run, so that nobody's result is lost; the same run may be redone.
+
+    identity: what must agree, by the names of :class:`Run`.
+    """
+    if out.exists() and not out.is_dir():
+        raise RequestError(f"{out} is a file; give a folder")
+    check_writable(out)
+    if not (out / RESULT).exists():
+        return
+    there = load_run(out)
+    differing = [key for key in identity if getattr(there, key) != json.loads(json.dumps(identity[key]))]
+    if there.data.fingerprint != fingerprint:
+        differing.append("data")
+    if differing:
+        raise RequestError(
+            f"{out} already holds a run of {there.method!r} (seed {there.seed}) "
+            f"that differs in {', '.join(differing)}; choose another folder or delete it"
+        )

@@ -16,19 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import ledger as bytes_of
-from abps.core.arrays import Weights
+from abps.core.arrays import Weights, distances, plausible
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
 from abps.core.matching import Answer, MatchingPlan, Rest
-from abps.core.plausibility import distances, plausible
 from abps.engine.attacks import Attackers
-from abps.engine.private_run import Spending, begun
 from abps.methods import peers
-from abps.methods.accounting import checked, releases
+from abps.methods.accounting import Spending, begun, checked, releases
 from abps.methods.base import Context, Decisions, Ints, Method, refusals, with_derived
 from abps.methods.coordinated import CoordinatedMethod, coordinators
-from abps.methods.masked_rounds import masked, masked_cost
 from abps.methods.peers import PeerMethod, Preferences, Received
-from abps.methods.star import Server, StarMethod, rows_of, star_cost, to_everyone, with_notes
+from abps.methods.star import (
+    Server,
+    StarMethod,
+    masked,
+    masked_cost,
+    rows_of,
+    star_cost,
+    to_everyone,
+    with_notes,
+)
 from abps.models.metrics import Segments
 from abps.privacy.fixed_point import exact_sum, masked_bytes
 

@@ -22,12 +22,11 @@ from abps.data.prepare import Prepared, prepare
 from abps.engine import checkpoint as checkpoints
 from abps.engine.attacks import Attack, Attackers, attackers_of
 from abps.engine.preparations import SHARED
-from abps.engine.private_run import ledger as ledger_of
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
-from abps.engine.row_scores import row_scores
-from abps.engine.track import RoundReport, Track
+from abps.engine.track import RoundReport, Track, row_scores
 from abps.methods.accounting import counting_of, with_noise
+from abps.methods.accounting import ledger as ledger_of
 from abps.methods.base import Context, Method
 from abps.methods.catalog import name_of
 from abps.methods.settings import configure, describe

@@ -24,8 +24,7 @@ from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook
 from abps.evaluate.calibration import Recalibration
 from abps.fitted.inputs import Range
-from abps.fitted.layers import LayeredNetwork
-from abps.fitted.model import FittedModel
+from abps.fitted.model import FittedModel, LayeredNetwork
 
 SCHEMA = "abps.model/1"
 MODEL, WEIGHTS, BOOK = "model.json", "weights.safetensors", "codebook.json"

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from abps.core import goals, streams
 from abps.core.arrays import repeated
 from abps.core.beliefs import Beliefs
-from abps.core.candidates import candidates
+from abps.core.goals import candidates
 from abps.core.selection import RoundKeys, Selection
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows

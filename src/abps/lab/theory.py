@@ -20,8 +20,7 @@ from scipy.stats import binom
 
 from abps.core import selection, streams
 from abps.lab import guarantees
-from abps.lab.bandits import Bandit, BanditRun, play
-from abps.lab.guarantees import GAMMA, Constant, Epsilon, Gaps, Prior
+from abps.lab.guarantees import GAMMA, Bandit, BanditRun, Constant, Epsilon, Gaps, Prior, play
 
 Floats = NDArray[np.float64]
 Progress = Callable[[float], None]

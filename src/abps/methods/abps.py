@@ -19,16 +19,22 @@ from numpy.typing import NDArray
 from abps.core import credit, goals, selection
 from abps.core.arrays import Weights, lerp
 from abps.core.beliefs import Beliefs
-from abps.core.candidates import Candidates, group_numbers
-from abps.core.candidates import candidates as candidates_of
 from abps.core.errors import RequestError, validate
-from abps.core.goals import Goal
+from abps.core.goals import Candidates, Goal, group_numbers
+from abps.core.goals import candidates as candidates_of
 from abps.core.selection import Selection
 from abps.methods.averaging import shares
 from abps.methods.base import Context, Kind, Models, Published, Weighting
-from abps.methods.pairing import Floats, Ints, PartnerExchange, Score, shapley_credit
+from abps.methods.pairing import (
+    Floats,
+    Ints,
+    PartnerExchange,
+    RankedPreferences,
+    Score,
+    rank_by_beliefs,
+    shapley_credit,
+)
 from abps.methods.peers import PeerMethod, PeerUtility, Received, StepResult
-from abps.methods.proposals import RankedPreferences, rank_by_beliefs
 from abps.models.metrics import auroc, log_loss
 
 if TYPE_CHECKING:

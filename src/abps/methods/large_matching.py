@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core import permutation, streams
+from abps.core import streams
 from abps.core.beliefs import Beliefs, BetaPosterior
-from abps.core.candidates import Candidates
 from abps.core.errors import RequestError
-from abps.core.goals import KINDS, Goal, Pairwise, unit
+from abps.core.goals import KINDS, Candidates, Goal, Pairwise, unit
 from abps.core.matching import Answer, MatchingPlan, Rest
 from abps.core.selection import RoundKeys, Selection, epsilon, peer_scores, turns
 from abps.jit import compiled
@@ -62,7 +61,7 @@ class _View(NamedTuple):
 
 @compiled
 def _round_function(value: np.uint64, key: np.uint64, k: int) -> np.uint64:
-    """What round k of the network adds: see :mod:`abps.core.permutation`."""
+    """What round k of the network adds: see :mod:`abps.core.streams`."""
     x = value * np.uint64(0x9E3779B97F4A7C15) + key + np.uint64(k + 1) * np.uint64(0xD1B54A32D192ED03)
     x = (x ^ (x >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
     return x ^ (x >> np.uint64(29))
@@ -343,5 +342,5 @@ def _view(
         draws=streams.bits(seed, "explore-peer", t, ids),
         by_index=config.tie_break == "index",
         explores=explores,
-        shape=permutation.shape(n),
+        shape=streams.shape(n),
     )

@@ -13,14 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from abps.core.beliefs import Beliefs
-from abps.core.candidates import Candidates, candidates, group_numbers
 from abps.core.errors import RequestError
+from abps.core.goals import Candidates, candidates, group_numbers
 from abps.core.selection import Selection
 from abps.methods.averaging import shares
 from abps.methods.base import Context, Kind, Models, Weighting
-from abps.methods.pairing import PartnerExchange
+from abps.methods.pairing import PartnerExchange, rank_by_beliefs
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
-from abps.methods.proposals import rank_by_beliefs
 
 
 @dataclass(frozen=True)

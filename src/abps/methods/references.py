@@ -21,13 +21,13 @@ from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Method, Models, Stopping
 from abps.methods.local import Centralized
-from abps.methods.patient_sums import releasable_columns
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.glm import message, message_size, newton_step, width_of, with_intercept
 from abps.models.layout import Layout
 from abps.models.metrics import Segments, labels_of, log_loss
 from abps.models.tabular import TableModel, fit_table
 from abps.models.training import Training
+from abps.privacy.small_counts import without_small
 
 Floats = NDArray[np.float64]
 
@@ -369,3 +369,26 @@ def better(state: Stopped, trained: Weights, loss: Floats) -> Stopped:
     won = ~(loss >= state.loss)
     chosen = np.where(won[:, None], trained, state.models)
     return Stopped(chosen, trained, np.where(won, np.where(np.isnan(loss), np.inf, loss), state.loss))
+
+
+def categories(data: Prepared) -> NDArray[np.int64]:
+    """(columns,) of which category every encoded column is a level; -1 of others."""
+    known = () if data.book is None else data.book.columns
+    source = {column.name: column.source for column in known if column.kind == "level"}
+    numbers = {name: k for k, name in enumerate(dict.fromkeys(source.values()))}
+    return np.array([numbers.get(source.get(name, ""), -1) for name in data.columns], dtype=np.int64)
+
+
+def releasable_columns(data: Prepared) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(centers,) which have too few events, or rows without one, to publish sums of them, and (centers,
+    columns) which columns the others may include: those without a small cell."""
+    rows, groups = data.train, categories(data)
+    few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < data.min_rows
+    shown = np.zeros((data.size, rows.x.shape[1]), dtype=bool)
+    for i in range(data.size):
+        mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
+        events = data.outcome.events(rows.y[mine]).astype(np.float64)
+        shown[i] = without_small(rows.x[mine].astype(np.float64), events, int(data.min_rows[i]), groups).any(
+            axis=0
+        )
+    return np.asarray(few), shown

@@ -14,7 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from abps.core.errors import RequestError
+from abps.wire.admission import YEAR, plausible
 
 SCHEMA = "abps.privacy/1"
 LEDGER_SCHEMA = "abps.privacy-ledger/1"
@@ -232,3 +236,31 @@ def _noise_for(epsilon: float, delta: float, plan: tuple[tuple[str, tuple[float,
         middle = math.sqrt(low * high)
         low, high = (middle, high) if total(middle) > epsilon else (low, middle)
     return high
+
+
+# ---------------------------------------------------------------- published metadata
+
+
+Floats = NDArray[np.float64]
+
+
+def sensitivity(names: tuple[str, ...]) -> Floats:
+    """(k,) the sensitivity of every entry, times the number of rows."""
+    return np.array([YEAR.high - YEAR.low if name == "mean year / 2030" else 1.0 for name in names])
+
+
+def noisy(
+    names: tuple[str, ...], vector: Floats, rows: int, noise: float, random: np.random.Generator
+) -> Floats:
+    """(k,) a center's metadata vector through a Gaussian mechanism with ``noise`` deviations per sensitivity.
+
+    In units of its own sensitivity every entry has sensitivity 1, so the vector has sensitivity root k.
+    Entries are clipped to their plausible range.
+    """
+    if not len(names):
+        return vector
+    spread = noise * np.sqrt(len(names)) * sensitivity(names) / max(rows, 1)
+    drawn = vector + spread * random.standard_normal(len(names))
+    ranges = plausible(names)
+    kept = np.clip(drawn, [each.low for each in ranges], [each.high for each in ranges])
+    return np.asarray(kept.astype(np.float32).astype(np.float64))

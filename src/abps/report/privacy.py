@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.engine.output import PRIVACY
+from abps.engine.result import PRIVACY
 from abps.privacy.attack_findings import Finding, PrivacyAudit, keep, kept
 from abps.privacy.budget import PrivacyLedger, Recount, recount
 from abps.report.tables import Table, as_csv, as_markdown, number, signed

@@ -24,8 +24,7 @@ import polars as pl
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.federation import About, Federation
-from abps.engine.output import DECISIONS, PRIVACY, RESULT, SCORES, load_run, save
-from abps.engine.result import Run
+from abps.engine.result import DECISIONS, PRIVACY, RESULT, SCORES, Run, load_run, save
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
 from abps.study.study_file import study_toml
 

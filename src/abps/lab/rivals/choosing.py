@@ -13,7 +13,7 @@ from abps.core.arrays import Weights
 from abps.core.matching import MatchingPlan
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Decisions, Floats, Ints
-from abps.methods.proposals import trail_of
+from abps.methods.pairing import trail_of
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import Mixtures
 

@@ -17,13 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps import files
-from abps.core.arrays import Weights
+from abps.core.arrays import Weights, distances, plausible
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
-from abps.core.plausibility import distances, plausible
 from abps.methods.base import server_keys
-from abps.methods.masked_rounds import from_sum
-from abps.methods.star import Server, StarMethod
+from abps.methods.star import Server, StarMethod, from_sum
 from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.models.learners import layout_for, start_for
 from abps.privacy.secure_sum import SumError

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core.arrays import Weights
-from abps.core.plausibility import distances, plausible
+from abps.core.arrays import Weights, distances, plausible
 from abps.sites.node.context import SiteContext
 from abps.wire.admission import RateLimit, Reason, Refusal
 

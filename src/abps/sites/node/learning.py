@@ -16,9 +16,8 @@ from abps.core import protocol
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.methods.coordinated import CoordinatedMethod
-from abps.methods.masked_rounds import summands
 from abps.methods.peers import Preferences, Received, StepResult
-from abps.methods.star import StarMethod
+from abps.methods.star import StarMethod, summands
 from abps.methods.state_bytes import freeze
 from abps.models.metrics import labels_of
 from abps.models.outcome_scores import main_score
