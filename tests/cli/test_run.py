@@ -106,11 +106,6 @@ def test_a_message_names_the_flags_of_the_command_that_was_called(capsys, tmp_pa
     assert as_flags("min_stays=0: no", flags_of(["methods"])) == "min_stays=0: no"
 
 
-def test_an_old_flag_works_and_says_what_to_write_now(capsys):
-    code, _, err = call(capsys, "run", "--patience", 2)
-    assert code == 2 and "--patience is now --wait-for-approval" in err
-
-
 def test_a_file_as_out_and_a_damaged_result_are_refused(capsys, tmp_path):
     (tmp_path / "f").write_text("x")
     assert "is a file" in call(capsys, "run", "--method", "local", *SMALL, "--out", tmp_path / "f")[2]

@@ -28,10 +28,7 @@ def audit_privacy(
         typer.Option(help="Comma-separated methods of the study. Default: the first that sends models."),
     ] = None,
     sizes: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated training rows of the attacked centers. Default: 13, 40, 200, where found."
-        ),
+        str, typer.Option(help="Comma-separated training rows of attacked centers. Default: 13, 40, 200.")
     ] = "",
     rounds: Annotated[
         str, typer.Option(help="Comma-separated rounds to attack. Default: the first, and the 10th or last.")
@@ -50,6 +47,7 @@ def audit_privacy(
     Example: abps audit-privacy my-study --sizes 40 --epsilon 4
     """
     from abps.report.privacy import conclusions, write
+    from abps.study.compare import load_study
     from abps.study.records import StudyFolder
 
     there, found, written = StudyFolder(study), [], []
@@ -63,7 +61,9 @@ def audit_privacy(
         written = write(out or study, found, spent)
     elif not spent:
         raise RequestError(f"{study} holds no study and no ledger; give the --out of `abps compare`")
-    page = _report_again(study) if found and out is None else None
+    page = None
+    if found and out is None and (study / "report.html").exists():  # the page again, with what was found
+        page = load_study(study).report().page
     if as_json:
         findings = [{"method": each.method} | vars(f) for each in found for f in each.findings]
         content = {"methods": [each.method for each in found], "findings": findings, "ledgers": spent}
@@ -103,13 +103,6 @@ def _audit(
     sizes = sizes or fitting(prepared, SIZES)
     found = audit(config, prepared, run.seed, sizes, rounds, protections(config, budgets))
     return PrivacyAudit(run.label, run.seed, run.key, tuple(found))
-
-
-def _report_again(folder: Path) -> Path | None:
-    """The page of a study that has one, with what was found."""
-    from abps.study.compare import load_study
-
-    return load_study(folder).report().page if (folder / "report.html").exists() else None
 
 
 def _numbers(text: str, flag: str, kind: type) -> list[Any]:

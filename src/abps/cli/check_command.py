@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from abps.cli import options
@@ -50,12 +49,12 @@ def check(
     if as_json:
         print(json.dumps(notes.to_json(), ensure_ascii=False))
     else:
-        show(notes, options.terminal(), federation.outcome.kind)
-        given = {
-            "keep": columns.keep, "positive": columns.positive, "outcome": columns.outcome,
-            "min-stays": columns.min_stays,
-        }  # fmt: skip
-        print(f"next: {next_command(table, notes, given)}")
+        console = options.terminal()
+        for text, style in _lines(notes, federation.outcome.kind):
+            console.print(as_flags(text, FLAGS), style=style, soft_wrap=True)
+        console.print(_columns(notes))
+        given = {"keep": columns.keep, "positive": columns.positive, "outcome": columns.outcome}
+        print(f"next: {next_command(table, notes, given | {'min-stays': columns.min_stays})}")
     refuse_doubts(notes, columns.strict)
 
 
@@ -71,14 +70,7 @@ def next_command(table: str, notes: TableCheck, given: Mapping[str, object]) -> 
         flags["patient"] = flags["patient"] or notes.patient
         flags["drop"] = ",".join(c.name for c in notes.columns if c.role == "dropped")
     words = [f"--{flag} {shlex.quote(str(value))}" for flag, value in {**flags, **given}.items() if value]
-    return " ".join(
-        [
-            "abps compare --methods local-best,fedavg,abps-plus --data",
-            shlex.quote(table),
-            *words,
-            "--out results",
-        ]
-    )
+    return " ".join([COMPARE, "--data", shlex.quote(table), *words, "--out results"])
 
 
 def refuse_doubts(notes: TableCheck, strict: bool) -> None:
@@ -95,17 +87,16 @@ def announce(notes: TableCheck | None, strict: bool, all_in: str = "") -> None:
     """Before a run, on stderr: what was repaired, what is left out and not used, what looks wrong."""
     if notes is None:
         return
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    for repair in notes.repairs:
-        console.print(f"repaired: {repair_words(repair)}")
-    for line in left_out_lines(notes.left_out):
-        console.print(f"left out: {line}")
+    console = options.terminal(stderr=True)
+    lines = [f"repaired: {repair_words(repair)}" for repair in notes.repairs]
+    lines += [f"left out: {line}" for line in left_out_lines(notes.left_out)]
     if len(notes.left_out) > SHOWN:
-        console.print(f"left out: all are named in {all_in or '`abps check --json`'}")
+        lines.append(f"left out: all are named in {all_in or '`abps check --json`'}")
     for sentence in notes.remarks:
-        warning = sentence in notes.warnings
-        text = as_flags(sentence, FLAGS)
-        console.print(f"{'warning' if warning else 'note'}: {text}", style="yellow" if warning else "")
+        kind = "warning" if sentence in notes.warnings else "note"
+        lines.append(f"{kind}: {as_flags(sentence, FLAGS)}")
+    for line in lines:
+        console.print(line, style="yellow" if line.startswith("warning:") else "", soft_wrap=True)
     refuse_doubts(notes, strict)
 
 
@@ -115,45 +106,32 @@ def repair_words(repair: Repair) -> str:
     return f"{repair.column}: {repair.cells:,} cell(s), such as {before!r} → {after} ({repair.rule})"
 
 
-def show(notes: TableCheck, console: Console, outcome: str = "binary") -> None:
-    """The whole check on the terminal, the most important first."""
-
-    def say(text: str, style: str = "") -> None:
-        console.print(as_flags(text, FLAGS), style=style, highlight=False, markup=False, soft_wrap=True)
-
-    say(f"{notes.name}: {notes.form}", "bold")
+def _lines(notes: TableCheck, outcome: str) -> Iterator[tuple[str, str]]:
+    """The check in lines with their styles, the most important first."""
+    yield f"{notes.name}: {notes.form}", "bold"
     removed = f", {notes.copies:,} duplicates removed" if notes.copies else ""
     out = f", {len(notes.left_out)} left out" if notes.left_out else ""
-    say(f"{notes.rows:,} rows{removed}; {len(notes.centers)} hospitals take part{out}")
+    yield f"{notes.rows:,} rows{removed}; {len(notes.centers)} hospitals take part{out}", ""
     share = notes.events / max(1, notes.rows - notes.copies)
     kind = "" if outcome == "binary" else f"; outcome {outcome}"
     event = f"{notes.positive!r} is the event ({notes.events:,} rows, {share:.1%}), {notes.negative!r} is not"
-    say(f"label {notes.label}: " + (f"{event}{kind}" if notes.positive else f"outcome {outcome}"))
+    yield f"label {notes.label}: " + (f"{event}{kind}" if notes.positive else f"outcome {outcome}"), ""
     types = Counter(c.type for c in notes.columns if c.used)
     used = ", ".join(f"{n} {kind}" for kind, n in types.most_common())
-    say(f"predictors: {types.total()} columns ({used}); {len(notes.unused)} columns are not used")
-    if notes.warnings:
-        say(f"warnings ({len(notes.warnings)})", "bold yellow")
-        for sentence in notes.warnings:
-            say(f"  {sentence}", "yellow")
-    else:
-        say("no warnings", "green")
-    silent = notes.remarks[len(notes.warnings) :]
-    if silent:
-        say("not used", "bold")
-        for sentence in silent:
-            say(f"  {sentence.replace(': not used,', ':')}")
-    if notes.repairs:
-        say("repaired", "bold")
-        for repair in notes.repairs:
-            say(f"  {repair_words(repair)}")
-        for rule in dict.fromkeys(r.rule for r in notes.repairs):
-            say(f"  rule: {RULES[rule]}", "dim")
-    if notes.left_out:
-        say("left out", "bold")
-        for line in left_out_lines(notes.left_out):
-            say(f"  {line}")
-    console.print(_columns(notes))
+    yield f"predictors: {types.total()} columns ({used}); {len(notes.unused)} columns are not used", ""
+    silent = [sentence.replace(": not used,", ":") for sentence in notes.remarks[len(notes.warnings) :]]
+    rules = [f"rule: {RULES[rule]}" for rule in dict.fromkeys(r.rule for r in notes.repairs)]
+    if not notes.warnings:
+        yield "no warnings", "green"
+    for title, sentences, colour in (
+        (f"warnings ({len(notes.warnings)})", notes.warnings, "yellow"),
+        ("not used", silent, ""),
+        ("repaired", [*map(repair_words, notes.repairs), *rules], ""),
+        ("left out", left_out_lines(notes.left_out), ""),
+    ):
+        if sentences:
+            yield title, f"bold {colour}".strip()
+        yield from ((f"  {sentence}", colour) for sentence in sentences)
 
 
 def _columns(notes: TableCheck) -> Table:

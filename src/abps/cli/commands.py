@@ -54,9 +54,6 @@ MODULES: Final = {
     for name in names
 }
 
-#: Old names that still work, for one release.
-RENAMED_FLAGS: Final = {"--patience": "--wait-for-approval"}
-
 
 class Commands(TyperGroup):
     """A group that lists its commands by name and first sentence, and imports only the one that is called."""
@@ -88,17 +85,6 @@ def loaded(name: str) -> Any:
     return get_command(app)
 
 
-def current(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments with today's names, and a deprecation line for every old one."""
-    made, lines = list(arguments), []
-    for place, word in enumerate(made):
-        flag, equals, value = word.partition("=")
-        if flag in RENAMED_FLAGS:
-            made[place] = RENAMED_FLAGS[flag] + equals + value
-            lines.append(f"{flag} is now {RENAMED_FLAGS[flag]}; the old name works until the next release")
-    return made, lines
-
-
 def flags_of(arguments: list[str]) -> dict[str, str]:
     """Parameter names of the command that was called, with the flag of each."""
     if not arguments or arguments[0] not in COMMANDS:
@@ -108,13 +94,7 @@ def flags_of(arguments: list[str]) -> dict[str, str]:
         if word not in getattr(command, "commands", {}):
             break
         command = command.commands[word]
-    flags = {
-        parameter.name: parameter.opts[0]
-        for parameter in command.params
-        if parameter.opts[0].startswith("--")
-    }
-    old = {name: new for name, new in RENAMED_FLAGS.items() if new in flags.values()}
-    return flags | {name.lstrip("-"): new for name, new in old.items()}
+    return {p.name: p.opts[0] for p in command.params if p.opts[0].startswith("--")}
 
 
 def as_flags(message: str, flags: dict[str, str]) -> str:

@@ -147,8 +147,7 @@ def bench(
         print(json.dumps(asdict(found) | (more if costs else {})))
         return
     title = f"{prepared.name}: {found.centers} centers, {found.rows:,} training rows"
-    table = Table(title=title, show_header=False)
-    for name, value in (
+    rows = [
         ("center-rounds per second", f"{found.center_rounds_per_s:,.0f}"),
         ("plain PyTorch loop", f"{found.loop_center_rounds_per_s:,.0f}"),
         ("ratio", f"{found.ratio_to_loop:.1f} ×"),
@@ -156,13 +155,11 @@ def bench(
         ("matrix-multiply roof, Gflop/s", f"{found.sgemm_gflops:.1f} on {found.cores} cores"),
         ("fraction of the roof", f"{found.fraction_of_roof:.2f}"),
         ("peak memory", f"{found.peak_mb:,.0f} MB"),
-        *(
-            (f"selection among {n:,} centers", f"{cost.seconds:.2f} s per round, {cost.peak_mb:,.0f} MB")
-            for n, cost in costs.items()
-        ),
-    ):
-        table.add_row(name, value)
-    options.terminal().print(table)
+    ]
+    for n, cost in costs.items():
+        cells = f"{cost.seconds:.2f} s per round, {cost.peak_mb:,.0f} MB"
+        rows.append((f"selection among {n:,} centers", cells))
+    options.terminal().print(options.rows_table(("measured", "found"), rows, title))
 
 
 def _uniform(spec: str) -> Prepared:
@@ -353,26 +350,9 @@ def _say(found: Drift) -> None:
     head = ("column", "stays", "mean", "p", "p (Holm)", "SD", "p", "p (Holm)")
     console = options.terminal()
     console.print(options.rows_table(head, rows, f"{found.between[0]} compared with {found.between[1]}"))
-    many = max((s.mean.clusters for s in found.shifts if s.mean is not None), default=0)
-    if many:
-        console.print(f"errors clustered by {many} centers")
     for column, reason in found.skipped:
         console.print(f"not compared: {column} ({reason})")
     if found.outcome is not None:
         o = found.outcome
-        if o.within_pairs:
-            console.print(
-                f"outcome divergence, nats: {o.between:.4f} between groups, {o.within:.4f} within "
-                f"(sampling alone: {o.between_noise:.4f} and {o.within_noise:.4f})"
-            )
-        else:
-            console.print(
-                f"outcome divergence between centers: {o.between:.4f} nats "
-                f"(sampling alone: {o.between_noise:.4f})"
-            )
-    if found.association is not None:
-        a = found.association
-        console.print(
-            f"Cramér's V of window and era: {a.v:.3f} ({a.v_corrected:.3f} without chance); "
-            f"purity {a.purity:.3f}, by chance {a.chance_purity:.3f}"
-        )
+        noise = f"(sampling alone: {o.between_noise:.4f})"
+        console.print(f"outcome divergence between centers or groups: {o.between:.4f} nats {noise}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from abps.cli.commands import Commands, as_flags, current, flags_of
+from abps.cli.commands import Commands, as_flags, flags_of
 from abps.core.errors import RequestError
 from abps.release import VERSION
 
@@ -76,9 +76,7 @@ def clean_up_on_signals() -> list[int]:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 0 done, 2 wrong request, 1 internal error, more after a signal."""
     signals = clean_up_on_signals() if arguments is None else []
-    given, deprecations = current(sys.argv[1:] if arguments is None else arguments)
-    for line in deprecations:
-        print(f"abps: {line}", file=sys.stderr)
+    given = sys.argv[1:] if arguments is None else list(arguments)
     sys.path.append(str(Path.cwd()))  # last: modules beside the user's data, but never instead of a library's
     try:
         code = app()(args=given, prog_name="abps", standalone_mode=False)

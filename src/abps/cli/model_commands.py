@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,11 +99,9 @@ def _show(fitted: FitResult, out: Path, folders: dict[str, Path]) -> None:
     else:
         slope = estimate_words(overall.calibration.slope)
         lines.append(f"AUROC {area_words(overall.area)}; calibration slope {slope}")
-    counts: dict[str, int] = {}
-    for found in fitted.alone.values():
-        counts[found.verdict.value] = counts.get(found.verdict.value, 0) + 1
+    counts = Counter(found.verdict.value for found in fitted.alone.values())
     if counts:
-        said = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=lambda c: -c[1]))
+        said = ", ".join(f"{count} {word}" for word, count in counts.most_common())
         lines.append(f"against each hospital alone: {said}")
     first = next(iter(folders.values()))
     lines.append(f"read {first}/card.html, then: abps predict --model {first} --data new.csv --out p.csv")

@@ -237,10 +237,14 @@ def settings(pairs: list[str] | None, model: str | None = None) -> dict[str, str
 
 
 def rows_table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", left: Sequence[str] | None = None
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    left: Sequence[str] | None = None,
+    gap: int = 2,
 ) -> Table:
     """A table for the terminal.  left: columns that are words; by default the first one."""
-    table = Table(title=title or None, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(title=title or None, box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for name in head:
         words = name in (head[:1] if left is None else left)
         table.add_column(name, justify="left" if words else "right", overflow="fold")

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from abps.cli.options import terminal
+from abps.cli.options import rows_table, terminal
 from abps.core.errors import RequestError
 from abps.engine.result import Run
 from abps.evaluate.verdicts import HospitalVerdict
@@ -69,15 +69,9 @@ def summary(report: Report, outcome: StudyOutcome | None = None) -> dict[str, An
     if report.tuned:
         content["tuned"] = list(report.tuned)
     if outcome is not None:
-        content["runs"] = {
-            "planned": outcome.planned,
-            "reused": outcome.reused,
-            "computed": outcome.computed,
-            "failed": [
-                {"method": run.label, "seed": run.seed, "error": error} for run, error in outcome.failed
-            ],
-            "missing": len(outcome.missing),
-        }
+        failed = [{"method": run.label, "seed": run.seed, "error": error} for run, error in outcome.failed]
+        counts = {name: getattr(outcome, name) for name in ("planned", "reused", "computed")}
+        content["runs"] = {**counts, "failed": failed, "missing": len(outcome.missing)}
     content["data"] = [_section(section) for section in report.sections]
     return content
 
@@ -122,14 +116,8 @@ def _section(section: Section) -> dict[str, Any]:
 
 def _comparison(found: Comparison) -> dict[str, Any]:
     low, high = found.interval
-    values = {
-        "estimate": found.gain.estimate,
-        "low": low,
-        "high": high,
-        "p": found.p,
-        "p_holm": found.corrected,
-        "log_loss": found.loss.estimate,
-    }
+    values = {"estimate": found.gain.estimate, "low": low, "high": high}
+    values |= {"p": found.p, "p_holm": found.corrected, "log_loss": found.loss.estimate}
     known = {name: value if math.isfinite(value) else None for name, value in values.items()}
     return {**known, "verdict": found.verdict.value}
 
@@ -144,21 +132,16 @@ def show(report: Report) -> None:
         for sentence in (section.first.lead, computing_words(part), *section.first.more):
             if sentence:
                 console.print(sentence)
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for name in ("method", "to alone", part.measure, "log-loss", "bytes", "to FedAvg", "to random"):
-            left = name in ("method", "to alone")
-            table.add_column(name, justify="left" if left else "right", overflow="fold")
-        for line in part.lines:
-            r = line.result
-            table.add_row(
-                r.label,
-                spoken(line.to_alone),
-                number(r.mean),
-                number(r.mean_loss),
-                bytes_of(line),
-                brief(line.to_fedavg),
-                brief(line.to_random),
+        head = ("method", "to alone", part.measure, "log-loss", "bytes", "to FedAvg", "to random")
+        rows = (
+            (
+                *(line.result.label, spoken(line.to_alone)),
+                *(number(value) for value in (line.result.mean, line.result.mean_loss)),
+                *(bytes_of(line), brief(line.to_fedavg), brief(line.to_random)),
             )
+            for line in part.lines
+        )
+        table = rows_table(head, rows, left=head[:2], gap=1)
         (console if console.is_terminal else terminal(width=WIDTH)).print(table)
         counts = ", ".join(f"{share.count} {share.words}" for share in section.first.shares)
         if counts:
@@ -175,36 +158,25 @@ def show(report: Report) -> None:
 def run_summary(result: Run) -> dict[str, object]:
     """The numbers of a run that people ask for first."""
     content = result.to_json()
+    names = ("method", "seed", "rounds", "outcome", "score", "measures", "bytes", "cost_usd", "partners_mean")
+    main = content["auroc" if result.score is None else "score"]
     return {
-        "method": result.method,
-        "seed": result.seed,
-        "rounds": result.rounds,
+        **{name: content[name] for name in (*names, "rest", "seconds") if name in content},
+        **{name: content[name]["mean"] for name in ("auroc", "auprc", "brier")},
         "centers": result.data.centers,
-        "auroc": content["auroc"]["mean"],
-        **{name: content[name] for name in ("outcome", "score", "measures") if name in content},
         "scored_centers": result.main.scored_centers,
-        "at_best_validation": content["auroc" if result.score is None else "score"]["at_best_validation"],
-        "auprc": content["auprc"]["mean"],
-        "brier": content["brier"]["mean"],
-        "bytes": content["bytes"],
-        "cost_usd": result.cost_usd,
-        "partners_mean": result.partners_mean,
-        "rest": content["rest"],
-        "seconds": result.seconds,
+        "at_best_validation": main["at_best_validation"],
     }
 
 
 def run_table(result: Run) -> Table:
     """A run as a table for the terminal."""
-    table = Table(title=f"{result.method} on {result.data.name}, seed {result.seed}", show_header=False)
     more = {name: each.mean for name, each in result.measures.items() if name != result.measure}
     more = more or {"AUPRC": result.auprc.mean, "Brier": result.brier.mean}
     all_bytes = result.bytes.all
+    scored = f"({result.main.scored_centers} scored)"
     rows = [
-        (
-            "centers",
-            f"{result.data.centers} ({result.main.scored_centers} scored), {result.data.rows:,} stays",
-        ),
+        ("centers", f"{result.data.centers} {scored}, {result.data.rows:,} stays"),
         ("rounds", str(result.rounds)),
         (f"{result.measure}, mean over centers", f"{result.main.mean:.3f}"),
         ("… at the best validation round", f"{result.main.at_best_validation:.3f}"),
@@ -215,13 +187,10 @@ def run_table(result: Run) -> Table:
         ("partners per center and round", f"{result.partners_mean:.2f}"),
     ]
     if result.rest.share:
-        causes = (
-            f"{100 * result.rest.no_candidates:.1f} no candidates, "
-            f"{100 * result.rest.all_full:.1f} all full, "
-            f"{100 * result.rest.declined:.1f} declined, {100 * result.rest.budget:.1f} budget"
-        )
+        why = ("no_candidates", "all_full", "declined", "budget")
+        causes = ", ".join(f"{100 * getattr(result.rest, w):.1f} {w.replace('_', ' ')}" for w in why)
         rows.append(("rest, % of center-rounds", f"{100 * result.rest.share:.1f} ({causes})"))
     rows.append(("seconds", f"{result.seconds:.1f}"))
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    return rows_table(
+        ("", ""), rows, f"{result.method} on {result.data.name}, seed {result.seed}", left=("",)
+    )

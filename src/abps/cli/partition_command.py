@@ -63,7 +63,7 @@ def partition(
     if iid is not None and centers is not None:
         raise RequestError("--iid says how many centers there are; leave --centers out")
     recipe = Recipe(
-        by=tuple(part.strip() for part in by.split(",") if part.strip()),
+        by=options.split(by),
         dirichlet=dirichlet,
         iid=iid is not None,
         centers=iid if iid is not None else centers,
@@ -100,26 +100,17 @@ def _roles(
     drop |= {key for key in made.recipe.by if not key.startswith("window:")}
     drop |= {column for column, _ in made.recipe.only}
     kept = [c for c in made.table.columns if c in drop and c not in (label, patient, time, "center", "group")]
-    group = "group" if "group" in made.table.columns else None
-    roles = {
-        "label": label,
-        "center": "center",
-        "patient": patient,
-        "time": time,
-        "group": group,
-        "drop": kept,
-    }
-    return {k: v for k, v in roles.items() if v}
+    roles = {"label": label, "center": "center", "patient": patient, "time": time}
+    roles |= {"group": "group" if "group" in made.table.columns else None}
+    return {k: v for k, v in {**roles, "drop": kept}.items() if v}
 
 
 def _say(made: Partition, out: Path, roles: dict[str, object], as_json: bool) -> None:
     console = options.terminal(stderr=True)
     for line in left_out_lines(made.dropped):
-        console.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"left out: {line}", soft_wrap=True)
     if made.shared_patients:
-        console.print(
-            f"note: {made.shared_patients:,} patients have stays in more than one center", highlight=False
-        )
+        console.print(f"note: {made.shared_patients:,} patients have stays in more than one center")
     summary = made.summary()
     if as_json:
         brief = {k: v for k, v in summary.items() if k not in ("left_out", "schema")}

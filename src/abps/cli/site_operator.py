@@ -17,7 +17,10 @@ from abps.core.errors import RequestError
 OperatorKit = Annotated[Path, typer.Option("--kit", help="The operator's startup kit.")]
 Kits = Annotated[Path, typer.Option(help="The folder that `abps site provision` made, with the authority.")]
 Approval = Annotated[
-    float, typer.Option("--wait-for-approval", help="Seconds to wait for people at the sites to decide.")
+    float,
+    typer.Option(
+        "--wait-for-approval", "--patience", help="Seconds to wait for people at the sites to decide."
+    ),
 ]
 
 
