@@ -6,8 +6,7 @@ import numpy as np
 import polars as pl
 
 from abps.data.federation import Federation
-from abps.data.label import encode_label
-from abps.data.outcome import parse_outcome
+from abps.data.outcome import encode_label, parse_outcome
 from abps.data.prepare import Prepared, Rows
 from abps.data.roles import Roles
 from abps.data.table import federate

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from abps.core.streams import center_ids
-from abps.data.histograms import FIRST, PASSES, HistogramSum, bin_counts, published_counts, sum_histograms
-from abps.data.scales import PROBABILITIES
+from abps.data.scales import (
+    FIRST,
+    PASSES,
+    PROBABILITIES,
+    HistogramSum,
+    bin_counts,
+    published_counts,
+    sum_histograms,
+)
 
 NAMES = ("normal", "ph", "lactate", "huge", "constant", "empty", "signed")
 

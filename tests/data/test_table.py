@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.label import binary_label
+from abps.data.outcome import binary_label
 from abps.data.prepare import prepare
 from abps.data.roles import Roles
 from abps.data.split import assign_splits, quotas

@@ -7,9 +7,8 @@ import pytest
 
 import abps
 from abps.core.errors import RequestError
-from abps.data.histograms import HistogramSum
 from abps.data.prepare import prepare
-from abps.data.scales import outcome_size, scales_size
+from abps.data.scales import HistogramSum, outcome_size, scales_size
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate
 from abps.methods.references import GlmExact

@@ -10,10 +10,9 @@ import polars as pl
 import pytest
 
 from abps.data.codebook import Codebook, merged
-from abps.data.histograms import HistogramSum, sum_histograms
 from abps.data.prepare import center_summaries, codebook, numeric_rows, prepare
 from abps.data.roles import Roles
-from abps.data.scales import ColumnSummary, summaries
+from abps.data.scales import ColumnSummary, HistogramSum, sum_histograms, summaries
 from abps.data.screening import identifying_reason
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table

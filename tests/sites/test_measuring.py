@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.histograms import FIRST, PASSES, bin_counts
 from abps.data.prepare import codebook, numeric_rows, prepare
+from abps.data.scales import FIRST, PASSES, bin_counts
 from abps.data.split import assign_splits
 from abps.engine.simulate import simulate
 from abps.methods.accounting import counting_of

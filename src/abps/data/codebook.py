@@ -11,17 +11,16 @@ the study must then use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.label import class_order
-from abps.data.outcome import BINARY, Outcome
+from abps.data.outcome import BINARY, Outcome, class_order
 from abps.data.scales import (
     FARTHEST,
     ColumnSummary,
@@ -36,8 +35,13 @@ from abps.data.scales import (
 from abps.data.screening import identifying_reason, is_personal_value
 from abps.privacy.small_counts import most_patients
 
+T = TypeVar("T")
+
 #: The schemas that are read; the last one is written.
 SCHEMAS = ("abps.codebook/1", "abps.codebook/2", "abps.codebook/3")
+
+#: Keys of earlier schemas.
+_OLD_KEYS = {"floor": "min_cell", "told": "site_statistics", "summarised": "statistics_source"}
 
 #: A category level rarer than this many training rows in the whole federation joins "none of the known",
 #: and missing values that are rarer are filled without a column that marks them.
@@ -65,10 +69,6 @@ class Column:
         return {"level": f"{self.source}={self.level}", "missing": f"{self.source} missing"}.get(
             self.kind, self.source
         )
-
-
-#: Keys of earlier schemas.
-_OLD_KEYS = {"floor": "min_cell", "told": "site_statistics", "summarised": "statistics_source"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +125,12 @@ def merge_statistics(
     if len({each.seed for each in published}) > 1:
         seeds = ", ".join(f"{each.site}: {each.seed}" for each in published)
         raise RequestError(f"the codebooks have statistics of different seeds ({seeds}); use one seed")
-    if len({each.site for each in published}) < len(published):
+    summary = {each.site: each.summary for each in published}
+    if len(summary) < len(published):
         raise RequestError("two codebooks have statistics of the same site; give each once")
-    spent = {
-        each.site: each.summary.of((*needed, *also)).nbytes + scales_size(len(needed)) + size
-        for each in published
-    }
-    statistics = agree({each.site: each.summary.of(names) for each in published}, given) if needed else given
+    agreed = scales_size(len(needed)) + size
+    spent = {site: each.of((*needed, *also)).nbytes + agreed for site, each in summary.items()}
+    statistics = agree({site: each.of(names) for site, each in summary.items()}, given) if needed else given
     return statistics, StatisticsSource(published[0].seed, spent)
 
 
@@ -247,56 +246,91 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     """
     if not books:
         raise RequestError("no codebook given; name at least one file")
-    if len({book.time for book in books}) > 1:
-        raise RequestError("one codebook has a time column and another has none; agree on one and init again")
-    kinds: dict[str, set[str]] = {}
-    levels: dict[str, set[str]] = {}
-    for book in books:
-        for column in book.columns:
-            kinds.setdefault(column.source, set()).add(column.kind)
-            if column.kind == "level":
-                levels.setdefault(column.source, set()).add(column.level)
-    columns: list[Column] = []
-    for source in sorted(kinds):
-        has = kinds[source]
-        if "level" in has:
-            if has & {"number", "flag"}:
-                raise RequestError(
-                    f"the column {source!r} is text for one site and a number for another; settle which it is"
-                )
-            columns += [Column(source, "level", level) for level in sorted(levels[source])]
-        elif has & {"number", "flag"}:
-            columns.append(Column(source, "number" if "number" in has else "flag"))
-        if "missing" in has:
-            columns.append(Column(source, "missing"))
-    described = [frozenset(book.descriptors) for book in books]
-    shared = described[0].intersection(*described[1:])
-    described_by_all = tuple(d for d in books[0].descriptors if d in shared)
-    shared_patients = any(book.shared_patients for book in books)
+    time = _only(
+        (book.time for book in books),
+        "one codebook has a time column and another has none; agree on one and init again",
+    )
+    described = frozenset.intersection(*(frozenset(book.descriptors) for book in books))
     made = Codebook(
-        tuple(columns),
-        described_by_all,
-        books[0].time,
-        None,
-        shared_patients,
-        max(book.min_cell for book in books),
+        _united(books),
+        tuple(d for d in books[0].descriptors if d in described),
+        time,
+        shared_patients=any(book.shared_patients for book in books),
+        min_cell=max(book.min_cell for book in books),
     )
     published = [each for book in books for each in book.site_statistics]
     asked = _one_prediction(books)
     also = outcome_columns(asked) if published else ()
     outcome = settle_outcome(asked, [each.summary.of(also) for each in published]) if also else asked
-    statistics, origin = merge_statistics(
-        published, made.numbers, _one_scale_each(books), also, outcome_size(outcome) if also else 0
-    )
-    events, others = _one_outcome(books)
+    scales: dict[str, Scale] = {}
+    for book in books:
+        for name, scale in ({} if book.statistics is None else book.statistics.scales).items():
+            sentence = f"the column {name!r} has two scales in these codebooks; settle on one"
+            scales[name] = _only((scales.get(name, scale), scale), sentence)
+    given = Statistics(scales) if scales else None
+    size = outcome_size(outcome) if also else 0
+    statistics, origin = merge_statistics(published, made.numbers, given, also, size)
+    events, others = ({word for book in books for word in getattr(book, w)} for w in ("events", "others"))
+    if events & others:
+        raise RequestError(
+            f"the outcome's value {min(events & others)!r} is the event at one site and not at another; "
+            "settle which, and init again where it is the other one"
+        )
+    earlier = [book.statistics_source for book in books if book.statistics_source is not None]
     return replace(
         made,
         statistics=statistics,
-        statistics_source=origin or _first_source(books),
-        events=events,
-        others=others,
+        statistics_source=origin or (earlier[0] if earlier else None),
+        events=tuple(sorted(events)),
+        others=tuple(sorted(others)),
         outcome=outcome,
     )
+
+
+def _only(found: Iterable[T], sentence: str) -> T:
+    """The one value that all have; ``RequestError`` with the sentence where they differ."""
+    values = list(dict.fromkeys(found))
+    if len(values) > 1:
+        raise RequestError(sentence.format(*values))
+    return values[0]
+
+
+def _united(books: Sequence[Codebook]) -> tuple[Column, ...]:
+    """The columns of all books."""
+    kinds: dict[str, set[str]] = {}
+    levels: dict[str, set[str]] = {}
+    for column in (column for book in books for column in book.columns):
+        kinds.setdefault(column.source, set()).add(column.kind)
+        levels.setdefault(column.source, set()).add(column.level)
+    columns: list[Column] = []
+    for source, has in sorted(kinds.items()):
+        if "level" in has and has & {"number", "flag"}:
+            raise RequestError(
+                f"the column {source!r} is text for one site and a number for another; settle which it is"
+            )
+        if "level" in has:
+            columns += [Column(source, "level", level) for level in sorted(levels[source] - {""})]
+        elif has & {"number", "flag"}:
+            columns.append(Column(source, "number" if "number" in has else "flag"))
+        if "missing" in has:
+            columns.append(Column(source, "missing"))
+    return tuple(columns)
+
+
+def _one_prediction(books: Sequence[Codebook]) -> Outcome:
+    """What all books predict: the same kind, the classes of all, and a grid or scale that some bring."""
+    _only(
+        sorted({book.outcome.asked for book in books}),
+        "one codebook is of an outcome of {0} and another of {1}; settle on one, and init again where it is "
+        "the other",
+    )
+    settled = [book.outcome for book in books if book.outcome.grid or book.outcome.scale]
+    if settled:
+        return _only(
+            settled, "the codebooks bring two time grids, or two scales, of the outcome; settle on one"
+        )
+    names = class_order(name for book in books for name in book.outcome.names)
+    return replace(books[0].outcome, names=tuple(names))
 
 
 def joining(study: Codebook, own: Codebook) -> list[str]:
@@ -324,52 +358,6 @@ def joining(study: Codebook, own: Codebook) -> list[str]:
     if unknown and study.outcome.kind == "classes":
         found.append(f"the study does not know its class {unknown[0]!r}; its rows must not have it")
     return found
-
-
-def _one_prediction(books: Sequence[Codebook]) -> Outcome:
-    """What all books predict: the same kind, the classes of all, and a grid or scale that some bring."""
-    asked = sorted({book.outcome.asked for book in books})
-    if len(asked) > 1:
-        raise RequestError(
-            f"one codebook is of an outcome of {asked[0]} and another of {asked[1]}; settle on one, and init "
-            "again where it is the other"
-        )
-    settled = {book.outcome for book in books if book.outcome.grid or book.outcome.scale}
-    if len(settled) > 1:
-        raise RequestError("the codebooks bring two time grids, or two scales, of the outcome; settle on one")
-    if settled:
-        return settled.pop()
-    names = class_order(name for book in books for name in book.outcome.names)
-    return replace(books[0].outcome, names=tuple(names))
-
-
-def _one_outcome(books: Sequence[Codebook]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words of the outcome by all books, none of which may be an event at one site and not at another."""
-    events = sorted({word for book in books for word in book.events})
-    others = sorted({word for book in books for word in book.others})
-    both = sorted(set(events) & set(others))
-    if both:
-        raise RequestError(
-            f"the outcome's value {both[0]!r} is the event at one site and not at another; settle which, "
-            "and init again where it is the other one"
-        )
-    return tuple(events), tuple(others)
-
-
-def _first_source(books: Sequence[Codebook]) -> StatisticsSource | None:
-    """Where the scales come from that were in the books already."""
-    found = [book.statistics_source for book in books if book.statistics_source is not None]
-    return found[0] if found else None
-
-
-def _one_scale_each(books: Sequence[Codebook]) -> Statistics | None:
-    """The scales that the books bring, which must not contradict each other."""
-    scales: dict[str, Scale] = {}
-    for book in books:
-        for name, scale in ({} if book.statistics is None else book.statistics.scales).items():
-            if scales.setdefault(name, scale) != scale:
-                raise RequestError(f"the column {name!r} has two scales in these codebooks; settle on one")
-    return Statistics(scales) if scales else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import CellRows, Codebook, Column, SiteStatistics, candidates, encode_column, sums
 from abps.data.federation import About, Federation
-from abps.data.histograms import HistogramSum, settle_from_histograms, sum_histograms
 from abps.data.outcome import BINARY, Outcome
 from abps.data.scales import (
     HEADER_SIZE,
     ColumnSummary,
+    HistogramSum,
     Statistics,
     agree,
     outcome_columns,
     outcome_size,
     outcome_values,
     scales_size,
+    settle_from_histograms,
+    sum_histograms,
     summaries,
 )
 from abps.data.screening import identifying_reason
@@ -449,7 +451,7 @@ def prepare(
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
     histograms: common scales, and what is agreed about the outcome, follow from sums of histograms
-    (:mod:`abps.data.histograms`).
+    (:mod:`abps.data.scales`).
     min_cell: the minimum cell size of everything that leaves a center, where no codebook says it.
     splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.

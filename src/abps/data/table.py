@@ -31,8 +31,7 @@ from abps.core.errors import RequestError, nearest
 from abps.data.check import ColumnCheck, LeftOut, TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation
-from abps.data.label import EncodedLabel, align_label, encode_label
-from abps.data.outcome import FEWEST, Outcome
+from abps.data.outcome import FEWEST, EncodedLabel, Outcome, align_label, encode_label
 from abps.data.reading import GAPS, RawTable, read_raw
 from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column, to_levels
 from abps.data.roles import RoleOptions, Roles, completed, normalise

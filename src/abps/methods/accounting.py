@@ -10,8 +10,7 @@ import numpy as np
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.data.histograms import PASSES, HistogramSum
-from abps.data.scales import outcome_columns
+from abps.data.scales import PASSES, HistogramSum, outcome_columns
 from abps.methods.base import ROWS, Context, Floats, Method, Published
 from abps.methods.star import StarMethod
 from abps.privacy.budget import Account, PrivacyLedger, Release, noise_for, noisy

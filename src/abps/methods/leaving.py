@@ -13,10 +13,9 @@ import numpy as np
 from abps.core import streams
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.histograms import FIRST, published_counts
 from abps.data.outcome import parse_outcome
 from abps.data.prepare import center_summaries, numeric_rows, prepare
-from abps.data.scales import ColumnSummary, group_count, outcome_columns
+from abps.data.scales import FIRST, ColumnSummary, group_count, outcome_columns, published_counts
 from abps.data.split import assign_splits
 from abps.methods.accounting import to_count
 from abps.methods.base import Context, Method, with_derived

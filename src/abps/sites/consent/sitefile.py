@@ -16,7 +16,7 @@ from abps import files
 from abps.core.errors import RequestError, validate
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.label import EncodedLabel
+from abps.data.outcome import EncodedLabel
 from abps.data.table import own_outcome, own_table
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent.journal import Journal

@@ -1,7 +1,7 @@
 """Common scales from masked counts, before the first round of a study: nobody sees what a single site has.
 
 With ``secure=yes`` sites need not send summaries of their columns in codebooks. They count their values in
-bins that all know, three times (:mod:`abps.data.histograms`), and each count is a masked sum
+bins that all know, three times (:mod:`abps.data.scales`), and each count is a masked sum
 (:mod:`abps.privacy.secure_sum`): relay, operator and members see totals. Every site computes the next bins,
 and at last the scales, for itself, and checks that a total holds at least its own counts; the relay cannot
 choose bins. The result stays in a store of its own, ``STUDY-scales.sqlite``, with the log of what left; later
@@ -26,10 +26,18 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.data.codebook import StatisticsSource
 from abps.data.federation import Federation
-from abps.data.histograms import PASSES, HistogramRefinement, published_counts, settle_from_histograms
 from abps.data.outcome import Outcome
 from abps.data.prepare import numeric_rows
-from abps.data.scales import Statistics, outcome_columns, outcome_size, scales_size
+from abps.data.scales import (
+    PASSES,
+    HistogramRefinement,
+    Statistics,
+    outcome_columns,
+    outcome_size,
+    published_counts,
+    scales_size,
+    settle_from_histograms,
+)
 from abps.data.split import assign_splits
 from abps.methods.accounting import counting_of
 from abps.privacy.budget import Release
