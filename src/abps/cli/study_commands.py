@@ -213,6 +213,8 @@ def compare(
 
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")
+    if jobs is not None and jobs < 1:
+        raise RequestError(f"--jobs {jobs}: choose at least 1")
     sources = tuple(Source(each, columns.roles(), columns.min_stays) for each in data or ["icu-synthetic"])
     words = split(methods)
     request = request_of(
