@@ -46,7 +46,8 @@ class StudyProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self.console.is_terminal:  # elsewhere it would print an empty line
+            self._bars.stop()
 
     def say(self, text: str) -> None:
         """A line that stays, above the bars; also when there is no terminal."""
