@@ -41,6 +41,7 @@ from abps.methods.plus_state import (
     LocalRows,
     OwnSums,
     Phase,
+    PlainFit,
     PlusState,
     as_models,
     chosen_message,
@@ -184,11 +185,10 @@ class ABPSPlus(CoordinatedMethod):
             np.ones(q),
             0.0,
             0.0,
-            PairTerms.none(local.rows.x.shape[1]),
+            PairTerms.none(local.mains),
             OwnSums.none(local),
             ClusterState.none(local),
-            OwnSums.none(local),
-            variance,
+            PlainFit(OwnSums.none(local), variance, fit.point, PairTerms.none(local.mains)),
             np.zeros(context.r, dtype=bool),
         )
 
@@ -256,7 +256,7 @@ class ABPSPlus(CoordinatedMethod):
         if phase is Phase.CLUSTER_MEANS:
             return _cluster_means(uploads, local, state.clusters.count)
         if phase is Phase.DIRECTIONS:
-            columns = np.delete(state.variance, local.constants)
+            columns = state.variance[: local.mains]
             halves = plus_structure.HalfScores.of(state, local, uploads, columns)
             loadings = halves.directions(halves.present).T.ravel()
             return Broadcast(NumberList.of(loadings, directions_message(local).form))
@@ -279,7 +279,7 @@ class ABPSPlus(CoordinatedMethod):
         further: dict[int, NumberList] = {}
         if phase is Phase.HALF_SCORES:
             after = plus_updates.after_variances(state, local, fields.unpack(total))
-            columns = np.delete(after.variance, local.constants)
+            columns = after.variance[: local.mains]
             rest = np.where(screened.accepted[:, None], uploads[:, fields.length :], np.nan)
             halves = plus_structure.HalfScores.of(state, local, rest, columns)
             further = plus_structure.propose(context, halves, local)
@@ -331,11 +331,14 @@ class ABPSPlus(CoordinatedMethod):
         if done is Phase.GATE and state.clusters.fits:  # kept in case clusters turn out not to help
             bare = replace(state, clusters=state.clusters.without_fits)
             bare = replace(bare, own=plus_updates.own_posteriors(bare, local))
-            state = replace(state, own=bare.own, plain=bare.own, plain_variance=bare.variance)
-            return replace(state, models=as_models(bare.own.modes, local, state.pairs))
+            models = as_models(bare.own.modes, local, state.pairs)
+            state = replace(state, models=models, own=bare.own, plain=PlainFit.of(bare))
+            return plus_updates.without_pair_effects(state, local)
         state = replace(state, own=plus_updates.own_posteriors(state, local))
         if state.clusters.fits and coming is Phase.VARIANCES:
-            state = replace(state, own=replace(state.own, gains=plus_updates.cluster_gains(state, local)))
+            state = replace(
+                state, own=replace(state.own, gains=plus_updates.cluster_gains(state, context.derived))
+            )
         if coming is Phase.OVER:
             if self.keep_own:
                 state = plus_updates.keep_own(state, local)
@@ -574,8 +577,8 @@ def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -
     local = local_of(context, state)
     sums = message(Phase.VARIANCES, local).unpack(broadcast.common.values)
     if state.clusters.fits and sums["gains"][0] < 0:  # all in all clusters do not help: back to what was
-        clusters = replace(state.clusters.without_fits, whole=True)  # with what was learned from others
-        return replace(state, clusters=clusters, variance=state.plain_variance)
+        bare = state.plain.back(state)
+        return replace(bare, clusters=replace(bare.clusters, whole=True))  # with what was learned from others
     return plus_updates.after_variances(state, local, sums, move=not state.clusters.fits)
 
 

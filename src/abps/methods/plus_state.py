@@ -66,12 +66,13 @@ class LocalRows:
     _with: dict[bytes, LocalRows] = field(default_factory=dict, repr=False)
 
     def with_pairs(self, pairs: PairTerms) -> LocalRows:
-        """The same with pair terms as further columns, before the constant; kept until there are others."""
+        """The same with pair terms as further columns, before the constant; the last two are kept."""
         if not pairs.count:
             return self
         key = pairs.left.tobytes() + pairs.right.tobytes()
         if key not in self._with:
-            self._with.clear()
+            if len(self._with) > 1:
+                self._with.clear()
             x = np.concatenate([self.rows.x, pairs.of(self.rows.x)], axis=1)
             shape, last = self.rows.shape, self.groups
             more = last + np.arange(self.terms)[:, None] + np.zeros(pairs.count, dtype=np.int64)
@@ -80,6 +81,11 @@ class LocalRows:
             rows = replace(self.rows, x=x)
             self._with[key] = LocalRows(rows, group, self.half, self.source, pairs.count)
         return self._with[key]
+
+    @property
+    def mains(self) -> int:
+        """Columns of a term that are no pair terms: structure is sought in these."""
+        return self.rows.x.shape[1] - self.pairs
 
     @property
     def candidates(self) -> int:
@@ -157,7 +163,7 @@ class ClusterState:
     def none(local: LocalRows) -> ClusterState:
         """Nothing is known."""
         r = local.rows.n
-        loadings = np.zeros((r, structure.DIMENSIONS, local.q - local.terms))
+        loadings = np.zeros((r, structure.DIMENSIONS, local.mains))
         none = np.zeros(0, dtype=np.int64)
         return ClusterState(loadings, -1, 1, False, np.zeros(r, dtype=np.int64), none, ())
 
@@ -178,6 +184,33 @@ class ClusterState:
 
 
 @dataclass(frozen=True, eq=False)
+class PlainFit:
+    """The model without clusters, in case they turn out not to help: what every center added to sums, the
+    variance and the common model (q,), and pair terms."""
+
+    own: OwnSums
+    variance: Floats
+    point: Floats
+    pairs: PairTerms
+
+    @staticmethod
+    def of(state: PlusState) -> PlainFit:
+        """As it is now."""
+        return PlainFit(state.own, state.variance, state.fit.point, state.pairs)
+
+    def back(self, state: PlusState) -> PlusState:
+        """The state with it instead of clusters."""
+        return replace(
+            state,
+            own=self.own,
+            variance=self.variance,
+            pairs=self.pairs,
+            fit=replace(state.fit, point=self.point),
+            clusters=state.clusters.without_fits,
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class PlusState(Models):
     """models: (r, P) every center's own model, as predictors read it.
 
@@ -185,7 +218,7 @@ class PlusState(Models):
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
     information: of all rows about an intercept.  pairs: pairs of columns that are terms of the model.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
-    plain: the same as ``own`` without structure, and the variance (q,) that it had.
+    plain: what there was before clusters.
     resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
     """
 
@@ -199,8 +232,7 @@ class PlusState(Models):
     pairs: PairTerms
     own: OwnSums
     clusters: ClusterState
-    plain: OwnSums
-    plain_variance: Floats
+    plain: PlainFit
     resting: NDArray[np.bool_]
     over: bool = False
 
@@ -307,18 +339,18 @@ def message(phase: Phase, local: LocalRows) -> Fields:
 
 def half_scores_message(local: LocalRows) -> Fields:
     """The scores of both halves of a center's rows, and their information."""
-    return Fields({"halves": Field("small", local.q - 1, 2), "information": Field("single", 1)})
+    return Fields({"halves": Field("small", local.mains, 2), "information": Field("single", 1)})
 
 
 def fold_message(local: LocalRows) -> Fields:
     """What the coordinator tells one center about structure: directions, and the center's cluster."""
-    loadings = Field("small", local.q - 1, structure.DIMENSIONS)
+    loadings = Field("small", local.mains, structure.DIMENSIONS)
     return Fields({"loadings": loadings, "cluster": Field("single", 1), "clusters": Field("single", 1)})
 
 
 def directions_message(local: LocalRows) -> Fields:
     """Shared directions of all centers."""
-    return Fields({"loadings": Field("small", local.q - 1, structure.DIMENSIONS)})
+    return Fields({"loadings": Field("small", local.mains, structure.DIMENSIONS)})
 
 
 def chosen_message(count: int, terms: int) -> Fields:

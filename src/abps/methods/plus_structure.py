@@ -47,20 +47,23 @@ def half_scores(state: PlusState, local: LocalRows) -> tuple[Floats, Floats]:
     """(r, 2, columns) scores of both halves of every center's rows in units of their size, and (r,) the
     information of all its rows."""
     common = common_model(state, local)
-    scale = np.delete(state.scale, local.constants)
+    scale = state.scale[: local.mains]
     both, total = [], np.zeros(local.rows.n)
     for keep in (local.half, ~local.half):
         score, information = structure.orthogonal_scores(local.rows.select(keep), common)
-        both.append(score / scale)
+        both.append(score[:, : local.mains] / scale)
         total += information
     return np.stack(both, axis=1), total
 
 
 def whitening(state: PlusState, local: LocalRows, information: Floats) -> structure.Whitening:
     """Coordinates of scores in units of their size."""
-    scale = np.delete(state.scale, local.constants)
-    inner = np.delete(np.delete(state.fit.curvature, local.constants, 0), local.constants, 1)
-    unit = inner / np.outer(scale, scale) / max(float(information.sum()), 1e-9)
+    scale = state.scale[: local.mains]
+    unit = (
+        state.fit.curvature[: local.mains, : local.mains]
+        / np.outer(scale, scale)
+        / max(float(information.sum()), 1e-9)
+    )
     return structure.Whitening.of(unit)
 
 
@@ -82,14 +85,17 @@ class HalfScores:
     @staticmethod
     def of(state: PlusState, local: LocalRows, uploads: Floats, variance: Floats) -> HalfScores:
         """From uploads (n, entries), NaN where a member sent none; variance: (columns,)."""
-        parts, columns = half_scores_message(local).unpack(uploads), local.q - 1
+        parts, columns = half_scores_message(local).unpack(uploads), local.mains
         present = np.asarray(np.isfinite(uploads).all(axis=1) & (parts["information"][:, 0] > 0))
         information = np.where(present, parts["information"][:, 0], 0.0)
+        share = information / max(float(information.sum()), 1e-9)
         first, second = (
             np.where(present[:, None], half, 0.0)
             for half in (parts["halves"][:, :columns], parts["halves"][:, columns:])
         )
-        scale = np.delete(state.scale, local.constants)
+        # What all have in common is no difference between them: the common fit is not at its end yet.
+        first, second = (half - share[:, None] * half.sum(axis=0) for half in (first, second))
+        scale = state.scale[: local.mains]
         # In units of the scores' size coefficients are larger by the same factor.
         white = whitening(state, local, information)
         return HalfScores(first, second, information, white, variance * scale**2, present)
@@ -134,7 +140,7 @@ def propose(context: Context, halves: HalfScores, local: LocalRows) -> dict[int,
 
 def take_directions(state: PlusState, local: LocalRows, values: Floats) -> PlusState:
     """The state with directions that all centers share."""
-    scale = np.delete(state.scale, local.constants)
+    scale = state.scale[: local.mains]
     found = directions_message(local).unpack(values)["loadings"].reshape(structure.DIMENSIONS, -1) / scale
     loadings = np.tile(found, (local.rows.n, 1, 1))
     return replace(state, clusters=replace(state.clusters, loadings=loadings, whole=True))
@@ -144,7 +150,7 @@ def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> Plus
     """The state with shared directions and clusters; own: what each center here was sent."""
     local = local_of(context, state)
     fields = fold_message(local)
-    scale = np.delete(state.scale, local.constants)
+    scale = state.scale[: local.mains]
     loadings = np.zeros_like(state.clusters.loadings)
     number, count = np.zeros(context.r, dtype=np.int64), 1
     for i, values in enumerate(own):

@@ -12,6 +12,7 @@ from abps.methods.plus_state import (
     ClusterState,
     LocalRows,
     OwnSums,
+    PlainFit,
     PlusState,
     local_of,
     square,
@@ -154,9 +155,26 @@ def after_pairs(
         scale=widen(state.scale, np.sqrt(chosen["information"])),
         own=OwnSums.none(wide),
         clusters=ClusterState.none(wide),
-        plain=OwnSums.none(wide),
-        plain_variance=widen(state.plain_variance),
+        plain=PlainFit(OwnSums.none(wide), widen(state.variance), aim, pairs),
     )
+
+
+def without_pair_effects(state: PlusState, local: LocalRows) -> PlusState:
+    """The common model as it would be without pair terms, which are then zero for all.
+
+    Where centers differ much, a common model is wrong for each of them, and pairs of columns partly mend what
+    is no interaction inside any cluster.
+    """
+    if not local.pairs:
+        return state
+    fit, pair = state.fit, local.group >= local.groups - local.terms
+    point = np.where(pair, 0.0, fit.point)
+    system = fit.curvature + np.diag(fit.penalty)
+    point[~pair] += np.linalg.solve(
+        system[np.ix_(~pair, ~pair)], system[np.ix_(~pair, pair)] @ fit.point[pair]
+    )
+    nothing = PairTerms(0.0 * state.pairs.left, 0.0 * state.pairs.right)
+    return replace(state, fit=replace(fit, point=point), pairs=nothing)
 
 
 def after_variances(
@@ -206,8 +224,8 @@ def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
         if loadings is not None:  # positions along shared directions are further coefficients
             wide, further = with_loadings(x, prior, loadings)
             each = posterior(wide, rows.outcomes(i), rows.family, further)
-            along = loadings @ each.model[0, local.q :]
-            modes[i] = each.model[0, : local.q] + np.append(along, 0.0)
+            modes[i] = each.model[0, : local.q]
+            modes[i, : local.mains] += loadings @ each.model[0, local.q :]
             own = slice(0, local.q)
             each = replace(each, model=each.model[:, own], score=each.score[:, own], dof=each.dof[:, own])
         else:
@@ -268,16 +286,18 @@ def evidence_of(state: PlusState, local: LocalRows, i: int, mean: Floats, free: 
     return posterior(x, rows.outcomes(i), rows.family, prior)
 
 
-def cluster_gains(state: PlusState, local: LocalRows) -> Floats:
-    """(r, candidates) by how much the evidence of every center's rows speaks for clusters, in the first."""
-    bare = replace(
-        state, clusters=state.clusters.without_fits, own=state.plain, variance=state.plain_variance
-    )
-    inside, outside = without_own(state, local), without_own(bare, local)
+def cluster_gains(state: PlusState, base: LocalRows) -> Floats:
+    """(r, candidates) by how much the evidence of every center's rows speaks for clusters, in the first.
+
+    base: rows without pair terms.
+    """
+    bare, plain = state.plain.back(state), base.with_pairs(state.plain.pairs)
+    local = base.with_pairs(state.pairs)
+    inside, outside = without_own(state, local), without_own(bare, plain)
     gains = np.zeros_like(state.own.gains)
     for i in range(local.rows.n):
         with_it = evidence_of(state, local, i, inside[i]).evidence
-        gains[i, 0] = with_it - evidence_of(bare, local, i, outside[i]).evidence
+        gains[i, 0] = with_it - evidence_of(bare, plain, i, outside[i]).evidence
     return gains
 
 

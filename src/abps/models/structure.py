@@ -98,8 +98,9 @@ def subspace(
 
 
 def with_loadings(x: Floats, common: CommonModel, loadings: Floats) -> tuple[Floats, CommonModel]:
-    """Design and prior with the positions along loadings (columns, r) as further coefficients."""
-    extra = x[:, :-1] @ loadings
+    """Design and prior with the positions along loadings (columns, r) of its first columns as further
+    coefficients."""
+    extra = x[:, : len(loadings)] @ loadings
     r = loadings.shape[1]
     mean = np.concatenate([common.mean, np.zeros((1, r))], axis=1)
     variance = np.concatenate([common.variance, np.ones((1, r))], axis=1)

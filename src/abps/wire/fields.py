@@ -21,8 +21,14 @@ class Fields:
 
     @property
     def form(self) -> Form:
-        """How they are written."""
-        return tuple(self.by_name.values())
+        """How they are written: neighbours of one kind in one piece, where each has no scale of its own."""
+        found: list[Field] = []
+        for field in self.by_name.values():
+            if found and field.kind == found[-1].kind != "small":
+                found[-1] = Field(field.kind, found[-1].total + field.total)
+            else:
+                found.append(field)
+        return tuple(found)
 
     @property
     def length(self) -> int:
