@@ -91,3 +91,19 @@ def test_one_cluster_where_places_differ_by_their_noise_alone():
     doubt = rng.uniform(0.5, 2.0, (60, 2))
     place = rng.standard_normal((60, 2)) * np.sqrt(doubt)
     assert structure.find_clusters(place, doubt).count == 1
+
+
+def _p_value(deviations, seed):
+    rows = _rows(24, 120, deviations, seed)
+    _, first, second, information = _half_scores(rows, seed)
+    white = structure.Whitening.of(np.eye(P))
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (99, 24))
+    return structure.difference_test(first, second, information, white, signs)
+
+
+def test_the_test_of_differences_has_its_level_and_power():
+    null = [_p_value(np.zeros((24, P)), seed) for seed in range(200)]
+    assert 0.02 <= np.mean(np.array(null) <= 0.05) <= 0.085
+    assert 0.35 <= np.mean(np.array(null) <= 0.5) <= 0.65
+    kind = np.where(np.arange(24) % 2, 0.8, -0.8)[:, None] * np.ones(P)
+    assert np.mean([_p_value(kind, seed) <= 0.05 for seed in range(10)]) >= 0.9

@@ -68,7 +68,7 @@ VARIANCE_EXCHANGES = 2
 CLUSTER_STEPS = 3
 
 #: Members that send a large curvature: so many that all together send about so many rows of it, with bounds.
-CURVATURE_NUMBERS, FEWEST_CURVATURES, MOST_CURVATURES = 3000, 5, 25
+CURVATURE_NUMBERS, FEWEST_CURVATURES, MOST_CURVATURES = 2000, 5, 25
 
 #: Means beyond the number of clusters that members may choose from.
 SPARE_CLUSTERS = 3
@@ -201,7 +201,7 @@ class ABPSPlus(CoordinatedMethod):
         if phase is Phase.START:
             return _start_upload(context, state, self.privacy.secure)
         if phase is Phase.CLUSTER_MEANS:
-            fields = Fields({"mean": Field("half", local.q)})
+            fields = Fields({"mean": Field("small", local.q)})
             lists = [state.clusters.fit_of(g).point for g in state.clusters.number.tolist()]
             return Upload.encode(lists, [fields.form] * len(lists))
         if phase is Phase.DIRECTIONS:
@@ -276,14 +276,14 @@ class ABPSPlus(CoordinatedMethod):
             return Broadcast(NumberList.of(both, form), {}, decisions)
         if phase is Phase.PAIRS:
             return _with_pairs(local, fields, own, screened, decisions)
-        further: dict[int, NumberList] = {}
-        if phase is Phase.HALF_SCORES:
-            after = plus_updates.after_variances(state, local, fields.unpack(total))
-            columns = after.variance[: local.mains]
-            rest = np.where(screened.accepted[:, None], uploads[:, fields.length :], np.nan)
-            halves = plus_structure.HalfScores.of(state, local, rest, columns)
-            further = plus_structure.propose(context, halves, local)
-        return Broadcast(NumberList.of(total, fields.form), further, decisions)
+        if phase is not Phase.HALF_SCORES:
+            return Broadcast(NumberList.of(total, fields.form), {}, decisions)
+        after = plus_updates.after_variances(state, local, fields.unpack(total))
+        rest = np.where(screened.accepted[:, None], uploads[:, fields.length :], np.nan)
+        halves = plus_structure.HalfScores.of(state, local, rest, after.variance[: local.mains])
+        chance, further = plus_structure.propose(context, halves, local)
+        form = (*fields.form, Field("single", 1))
+        return Broadcast(NumberList.of(np.append(total, chance), form), further, decisions)
 
     def _screen(
         self, context: Context, state: PlusState, phase: Phase, fields: Fields, uploads: Floats
@@ -364,7 +364,7 @@ def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
     """(n,) which members send their curvature, drawn from the seed: all where it is small."""
     if q <= FULL_CURVATURE:
         return np.ones(context.n, dtype=bool)
-    count = max(min(CURVATURE_NUMBERS // q, MOST_CURVATURES), FEWEST_CURVATURES, context.n // 12)
+    count = max(min(CURVATURE_NUMBERS // q, MOST_CURVATURES), FEWEST_CURVATURES, context.n // 20)
     draw = streams.uniforms(context.seed, "sketch", 0, context.ids)
     chosen = np.zeros(context.n, dtype=bool)
     chosen[np.argsort(draw, kind="stable")[:count]] = True
@@ -523,7 +523,7 @@ def _cluster_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
     means, support = np.unique(said, axis=0, return_counts=True)
     kept = np.argsort(-support, kind="stable")[: count + SPARE_CLUSTERS]
     means = means[kept] if len(kept) else np.zeros((1, local.q))
-    return Broadcast(NumberList.of(means.ravel(), (Field("half", local.q, len(means)),)))
+    return Broadcast(NumberList.of(means.ravel(), (Field("small", local.q, len(means)),)))
 
 
 def _cluster_numbers(values: Floats, present: NDArray[np.bool_], count: int) -> Ints:
@@ -562,6 +562,7 @@ def _apply_half_scores(context: Context, state: PlusState, broadcast: Broadcast)
     local = local_of(context, state)
     sums = message(Phase.HALF_SCORES, local).unpack(broadcast.common.values)
     state = plus_updates.after_variances(state, local, sums)
+    state = replace(state, chance=float(broadcast.common.values[-1]))
     own = [broadcast.only(int(member)) for member in context.local_index]
     return plus_structure.take_proposal(context, state, own)
 

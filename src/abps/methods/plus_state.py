@@ -30,7 +30,7 @@ FIRST_VARIANCE = 1e-3
 FULL_CURVATURE = 40
 #: Beyond, a part of the centers does, and its largest entries are broadcast: so many per coefficient, beside
 #: one factor for so many coefficients.
-ENTRIES_EACH = 6
+ENTRIES_EACH = 3
 FACTOR_EACH = 100
 
 
@@ -220,6 +220,7 @@ class PlusState(Models):
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
     plain: what there was before clusters.
     resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
+    chance: the p-value of the test whether centers differ; -1: there was none.
     """
 
     exchanges: int
@@ -235,6 +236,7 @@ class PlusState(Models):
     plain: PlainFit
     resting: NDArray[np.bool_]
     over: bool = False
+    chance: float = -1.0
 
 
 def family_of(outcome: Outcome) -> Family:

@@ -33,8 +33,11 @@ from abps.wire.number_lists import NumberList
 #: Folds of centers: what is tested on one was learned from the others.
 FOLDS = 5
 
-#: Standard errors by which held-out gains must lie above zero before structure is used.
-GATE_Z = 1.96
+#: The level of the test whether centers differ, and its random signs.
+LEVEL, SIGNS = 0.05, 99
+
+#: Standard errors by which held-out gains must then lie above zero before structure is used.
+GATE_Z = 1.64
 
 #: Centers at most that test structure on their own rows: more would not make the verdict clearer.
 MOST_JUDGES = 400
@@ -122,8 +125,22 @@ class HalfScores:
         return number, found.count
 
 
-def propose(context: Context, halves: HalfScores, local: LocalRows) -> dict[int, NumberList]:
-    """What the coordinator tells every member of shared directions and of its cluster."""
+def propose(context: Context, halves: HalfScores, local: LocalRows) -> tuple[float, dict[int, NumberList]]:
+    """The p-value of the test whether centers differ; if they do, what the coordinator tells every member of
+    shared directions and of its cluster."""
+    who = np.flatnonzero(halves.present)
+    if len(who) < FOLDS:
+        return 1.0, {}
+    draw = [streams.uniforms(context.seed, "sketch", 10 + k, context.ids[who]) for k in range(SIGNS)]
+    chance = structure.difference_test(
+        halves.first[who],
+        halves.second[who],
+        halves.information[who],
+        halves.white,
+        np.where(np.stack(draw) < 0.5, -1.0, 1.0),
+    )
+    if chance > LEVEL:
+        return chance, {}
     draw = streams.uniforms(context.seed, "sketch", 1, context.ids)
     fold = np.empty(context.n, dtype=np.int64)
     fold[np.argsort(draw, kind="stable")] = np.arange(context.n) % FOLDS
@@ -135,7 +152,7 @@ def propose(context: Context, halves: HalfScores, local: LocalRows) -> dict[int,
             values: dict[str, Floats | float] = {"loadings": loadings}
             values |= {"cluster": float(number[member]), "clusters": float(count)}
             messages[member] = NumberList.of(form.pack(values), form.form)
-    return messages
+    return chance, messages
 
 
 def take_directions(state: PlusState, local: LocalRows, values: Floats) -> PlusState:

@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Columns whose pairs are looked at, the strongest first, and the most pairs that are used.
-MOST_COLUMNS = 20
+MOST_COLUMNS = 16
 MOST_PAIRS = 8
 
 #: Share of false ones among the pairs that are used (Benjamini and Hochberg), and the least information of a

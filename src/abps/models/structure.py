@@ -83,18 +83,42 @@ def subspace(
 
     variance: (columns,) of deviations that are each center's own, which are taken off.
     """
-    whole = []
-    for score in (first, second):
-        z = score @ whitening.out / np.sqrt(np.maximum(information, 1e-9) / 2)[:, None]
-        length = np.sqrt((z**2).sum(axis=1))
-        longest = LONGEST * np.median(length)
-        whole.append(z * np.minimum(1.0, longest / np.maximum(length, 1e-9))[:, None])
-    product = whole[0].T @ whole[1]
+    one, other = (_whitened(score, information, whitening) for score in (first, second))
+    product = one.T @ other
     half = information.sum() / 2
     product = 0.5 * (product + product.T) - half * (whitening.back.T * variance) @ whitening.back
     value, vector = np.linalg.eigh(product)
     top = slice(-1, -1 - min(DIMENSIONS, len(value)), -1)
     return np.asarray(whitening.out @ vector[:, top] * np.sqrt(np.maximum(value[top], 0.0) / half))
+
+
+def _whitened(score: Floats, information: Floats, whitening: Whitening) -> Floats:
+    """(n, m) half scores with the identity as covariance, none of them much longer than the others."""
+    z = score @ whitening.out / np.sqrt(np.maximum(information, 1e-9) / 2)[:, None]
+    length = np.sqrt((z**2).sum(axis=1))
+    return np.asarray(z * np.minimum(1.0, LONGEST * np.median(length) / np.maximum(length, 1e-9))[:, None])
+
+
+def difference_test(
+    first: Floats, second: Floats, information: Floats, whitening: Whitening, signs: Floats
+) -> float:
+    """The p-value of the hypothesis that centers do not differ.
+
+    If they do not, a center's two half scores are independent with mean zero, and the sign of one of them
+    says nothing. The statistic is the sum of the largest eigenvalues of the summed products of both halves,
+    against the same with random signs (draws, n).
+    """
+    one, other = (_whitened(score, information, whitening) for score in (first, second))
+    if 2 * len(one) < one.shape[1]:  # in the space that the scores span
+        basis = np.linalg.qr(np.concatenate([one, other]).T)[0]
+        one, other = one @ basis, other @ basis
+
+    def largest(signed: Floats) -> float:
+        product = signed.T @ other
+        return float(np.linalg.eigvalsh(product + product.T)[-CLUSTER_DIMENSIONS:].sum())
+
+    seen = largest(one)
+    return (1 + sum(largest(one * sign[:, None]) >= seen for sign in signs)) / (1 + len(signs))
 
 
 def with_loadings(x: Floats, common: CommonModel, loadings: Floats) -> tuple[Floats, CommonModel]:
