@@ -8,10 +8,10 @@ from abps.core.matching import MatchingPlan, propose, unwanted
 from abps.core.selection import RoundKeys, turns, views
 
 
-def select(config, beliefs, candidate, consent, similarity, ids, seed, t, horizon) -> MatchingPlan:
-    """candidate, consent, similarity: (n, n)."""
+def select(config, beliefs, candidate, consent, ids, seed, t, horizon) -> MatchingPlan:
+    """candidate, consent: (n, n)."""
     belief = beliefs.rows(np.arange(beliefs.n))
-    found = views(config, belief, candidate, consent, similarity, RoundKeys(ids, seed, t, horizon))
+    found = views(config, belief, candidate, consent, RoundKeys(ids, seed, t, horizon))
     order = turns(config, seed, t, ids).tolist()
     plan = propose(order, [ranking.tolist() for ranking in found.rankings], found.answer, config.kappa)
     return unwanted(plan, found.rankings, found.wanted)

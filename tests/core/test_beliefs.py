@@ -41,20 +41,6 @@ def test_the_sparse_store_equals_a_dense_one(batches, prior):
     assert beliefs.observed == (count > 0).sum()
 
 
-@given(batch, st.floats(0, 1))
-def test_discount_moves_evidence_toward_the_prior(observations, keep):
-    beliefs = Beliefs(N, (1.5, 0.5)).observe(
-        [p[0] for p, _ in observations], [p[1] for p, _ in observations], [v for _, v in observations]
-    )
-    before = beliefs.posterior(np.arange(N)[:, None], np.arange(N))
-    after = beliefs.discount(keep, centers=[2]).posterior(np.arange(N)[:, None], np.arange(N))
-    np.testing.assert_allclose(after.alpha[2], 1.5 + keep * (before.alpha[2] - 1.5))
-    np.testing.assert_allclose(after.beta[2], 0.5 + keep * (before.beta[2] - 0.5))
-    np.testing.assert_allclose(after.count[2], keep * before.count[2])
-    others = [0, 1, 3, 4, 5]
-    np.testing.assert_array_equal(after.alpha[others], before.alpha[others])
-
-
 def test_posterior_mean_is_the_closed_form_of_theorem_1():
     phi = np.array([0.2, 0.9, 0.5, 0.55])
     beliefs = Beliefs(3, (2.0, 3.0))

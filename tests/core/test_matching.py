@@ -72,7 +72,7 @@ def run(config, beliefs, t=5, seed=1, candidate=None, consent=None):
     n = beliefs.n
     ids = streams.center_ids([f"c{i}" for i in range(n)])
     mask = everyone(n) if candidate is None else candidate
-    return select(config, beliefs, mask, mask if consent is None else consent, None, ids, seed, t, 50)
+    return select(config, beliefs, mask, mask if consent is None else consent, ids, seed, t, 50)
 
 
 def test_without_a_filter_one_partner_each_is_a_perfect_matching():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from abps.core import goals, streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.goals import TABLE_UP_TO, Candidates, candidates
+from abps.core.goals import TABLE_UP_TO, candidates
 from abps.core.selection import RoundKeys, Selection
 from abps.methods.large_matching import match_many
 from core.dense_selection import select
@@ -54,7 +54,6 @@ def federations(draw):
         proposer_check=draw(st.booleans()),
         tie_break=draw(st.sampled_from(["random", "random", "index"])),
         order=draw(st.sampled_from(["random", "index"])),
-        explore_pool=draw(st.sampled_from(["all", "unproven"])),
         policy=draw(st.sampled_from(["ucb", "ucb", "random"])),
     )
     mutual, t, seed = draw(st.booleans()), draw(st.integers(1, 60)), draw(st.integers(0, 9))
@@ -66,7 +65,7 @@ def both(n, sets, config, beliefs, mutual, seed, t):
     table, pairwise = candidates(*sets), candidates(*sets, table_up_to=0)
     assert table.table is not None and pairwise.table is None
     consent = table.table if mutual else np.ones((n, n), dtype=bool)
-    dense = select(config, beliefs, table.table, consent, table.similarity, ids, seed, t, 50)
+    dense = select(config, beliefs, table.table, consent, ids, seed, t, 50)
     own = sets[1] is not None and nearest_last in sets[1]  # needs the table
     return dense, [
         match_many(config, beliefs, c, mutual, RoundKeys(ids, seed, t, 50))
@@ -93,7 +92,7 @@ LARGE = [
     ("homogeneity", {}, True),
     ("homogeneity", {"kappa": 3, "gamma": 0.3, "epsilon": 0.5}, True),
     ("diversity", {"tau_acc": 0.55, "gamma": 0.05}, False),
-    ("mixed", {"kappa": 2, "explore_pool": "unproven", "epsilon": 1.0}, True),
+    ("mixed", {"kappa": 2, "epsilon": 1.0}, True),
     ("mixed", {"gamma": 0.1, "proposer_check": True, "tau_acc": 0.52}, True),
     (None, {"policy": "random"}, True),
 ]
@@ -159,12 +158,6 @@ def test_two_centers_agree_whether_they_are_alike():
     score = goals.homogeneity(vectors, vectors)
     assert (score == score.T).all()
     assert (score[10:20, 50:51] == goals.homogeneity(vectors[10:20], vectors[50:51])).all()
-
-
-def test_ties_by_similarity_need_the_table():
-    config = Selection(tie_break="similarity")
-    with pytest.raises(RequestError, match="choose random or index"):
-        match_many(config, Beliefs(6), Candidates(np.ones((6, 2))), True, RoundKeys(np.arange(6), 1, 1, 50))
 
 
 def test_memory_does_not_grow_with_pairs():

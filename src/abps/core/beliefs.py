@@ -130,19 +130,6 @@ class Beliefs:
             count=np.insert(new.count, at[fresh], count[fresh]),
         )
 
-    def discount(self, keep: ArrayLike, centers: ArrayLike | None = None, about: bool = False) -> Beliefs:
-        """Let evidence decay toward the prior: alpha <- alpha0 + keep (alpha - alpha0), counts too.
-
-        keep: one share for all, or one per entry of ``centers``; other centers' beliefs stay.
-        about: what others believe of these centers decays, instead of what they believe of others.
-        """
-        share = np.ones(self.n)
-        share[slice(None) if centers is None else np.asarray(centers, dtype=np.int64)] = keep
-        if np.any((share < 0) | (share > 1)):
-            raise ValueError("the share of evidence to keep must lie in [0, 1]")
-        factor = share[self.key % self.n if about else self.key // self.n]
-        return replace(self, gain=self.gain * factor, loss=self.loss * factor, count=self.count * factor)
-
     def placed(self, place: Ints, n: int) -> Beliefs:
         """The same when center k is called ``place[k]`` from now on, among n."""
         center, peer = np.divmod(self.key, self.n)

@@ -269,11 +269,6 @@ class Candidates:
             answer[k, i] = False
         return answer
 
-    @property
-    def similarity(self) -> Floats:
-        """(n, n) cosine of the metadata vectors."""
-        return homogeneity(self.vectors, self.vectors)
-
 
 def group_numbers(groups: Sequence[str] | None) -> Ints:
     """(n,) the number of every center's declared group."""

@@ -36,8 +36,7 @@ class Selection:
     epsilon, eps_schedule: exploration (constant, inv_sqrt_horizon or c_over_t).
     tau_acc: the score from which a proposal is accepted.  prior: Beta(alpha0, beta0).
     proposer_check: a center also asks only peers whose score reaches tau_acc (Lemma 1's reading).
-    tie_break: random, index, or similarity of the metadata.  order: random or index turns.
-    explore_pool: exploration draws from all candidates, or from the unproven (never observed) ones.
+    tie_break, order of turns: random or index.
     policy: ucb, or random (the control: every candidate is as good as any other).
     """
 
@@ -48,9 +47,8 @@ class Selection:
     tau_acc: float = 0.5
     prior: tuple[float, float] = (1.0, 1.0)
     proposer_check: bool = False
-    tie_break: Literal["random", "index", "similarity"] = "random"
+    tie_break: Literal["random", "index"] = "random"
     order: Literal["random", "index"] = "random"
-    explore_pool: Literal["all", "unproven"] = "all"
     policy: Literal["ucb", "random"] = "ucb"
 
     def __post_init__(self) -> None:
@@ -119,14 +117,12 @@ def peer_scores(config: Selection, belief: BetaPosterior, t: int) -> Floats:
 def rank(
     config: Selection,
     score: Floats,
-    count: Floats,
     candidate: Mask,
-    similarity: Floats | None,
     keys: RoundKeys,
 ) -> list[Ints]:
     """Rankings of r centers over n peers: best score first, ties broken, then the ε swap.
 
-    score, count, candidate, similarity: (r, n).
+    score, candidate: (r, n).
     """
     ids, seed, t = keys.ids, keys.seed, keys.t
     r, n = score.shape
@@ -136,8 +132,6 @@ def rank(
         places = streams.all_places(streams.bits(seed, "tie-break", t, ids), n)
         order = np.empty((r, n), dtype=np.int64)
         order.ravel()[places + row] = everyone
-    elif config.tie_break == "similarity" and similarity is not None:
-        order = np.argsort(-similarity, axis=1, kind="stable")
     else:
         order = everyone
     eligible = candidate & (score >= config.tau_acc) if config.proposer_check else candidate
@@ -148,14 +142,13 @@ def rank(
     if config.policy != "random":
         chance = epsilon(config.eps_schedule, config.epsilon, t, keys.horizon)
         explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < chance)
-        # A random order of all centers for each that explores: the first of its pool in that order moves to
-        # the front, so that the pool need not be counted.
+        # A random order of all centers for each that explores: the first candidate in that order moves to
+        # the front, so that candidates need not be counted.
         drawn = streams.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
         for k, place in zip(explorers.tolist(), drawn, strict=True):
             listed = rankings[k]
-            pool = listed[count[k, listed] == 0] if config.explore_pool == "unproven" else listed
-            if len(pool):
-                at = int(np.argmax(listed == pool[np.argmin(place[pool])]))
+            if len(listed):
+                at = int(np.argmin(place[listed]))
                 listed[[0, at]] = listed[[at, 0]]
     return rankings
 
@@ -191,13 +184,12 @@ def views(
     belief: BetaPosterior,
     candidate: Mask,
     consent: Mask,
-    similarity: Floats | None,
     keys: RoundKeys,
 ) -> Views:
-    """belief, candidate, consent, similarity: (r, n).
+    """belief, candidate, consent: (r, n).
 
     candidate: may it ask the peer?  consent: does it admit the peer when asked?
     """
     score = peer_scores(config, belief, keys.t)
-    rankings = rank(config, score, belief.count, candidate, similarity, keys)
+    rankings = rank(config, score, candidate, keys)
     return Views(config, rankings, score, consent, np.asarray(candidate.any(axis=1)))

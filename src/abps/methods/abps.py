@@ -20,8 +20,7 @@ from abps.core import credit, goals, selection
 from abps.core.arrays import Weights, lerp
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError, validate
-from abps.core.goals import Candidates, Goal, group_numbers
-from abps.core.goals import candidates as candidates_of
+from abps.core.goals import Candidates, Goal, candidates
 from abps.core.selection import Selection
 from abps.methods.averaging import shares
 from abps.methods.base import Context, Kind, Models, Published, Weighting
@@ -50,7 +49,6 @@ class Filter:
     keep: share of pairs that stays in; tau_scope: over all pairs, or of each center's peers.
     metadata: base (outcome rate, size, year) or full (with the descriptors' prevalences).
     meta_scale: raw (the paper) or zscore.  mutual_filter: the receiver's goal must admit the proposer too.
-    candidates: all, or group: only peers of the same declared group.
     """
 
     goal: str = "none"
@@ -61,7 +59,6 @@ class Filter:
     metadata: Literal["base", "full"] = "base"
     meta_scale: Literal["raw", "zscore"] = "raw"
     mutual_filter: bool = True
-    candidates: Literal["all", "group"] = "all"
 
     def __post_init__(self) -> None:
         validate(self)
@@ -81,12 +78,8 @@ class Filter:
         chosen = self
         if self.goals and len(self.goals) == context.n:
             chosen = replace(self, goals=tuple(g for g, there in zip(self.goals, known) if there))
-        return chosen.sets(self.read(vectors) if vectors.shape[1] else vectors, context.data.groups)
-
-    def sets(self, vectors: Floats, groups: Sequence[str] | None = None) -> Candidates:
-        """The candidate sets of centers that published these vectors (n, k)."""
-        group = group_numbers(groups) if self.candidates == "group" else None
-        return candidates_of(vectors, self._goals(len(vectors)), self.keep, self.tau_scope, group)
+        vectors = self.read(vectors) if vectors.shape[1] else vectors
+        return candidates(vectors, chosen._goals(len(vectors)), self.keep, self.tau_scope)
 
     def entries(self, data: Prepared) -> int:
         """How many entries of its metadata vector a center publishes."""
@@ -194,8 +187,6 @@ class ABPS(PeerMethod):
         """A user's code and declared groups stay in the simulation."""
         if self.filter.goal_function is not None:
             return "a goal function of one's own is code, and jobs carry none; name a built-in goal"
-        if self.filter.candidates == "group":
-            return "it takes partners from a declared group, which sites do not publish"
         return ""
 
     def init(self, context: Context) -> State:
@@ -205,7 +196,7 @@ class ABPS(PeerMethod):
     def publish(self, context: Context) -> Published:
         """The metadata vector, unless no decision depends on it."""
         chosen = self.selection
-        if chosen.policy == "random" and chosen.tie_break != "similarity" and not self.filter.compares:
+        if chosen.policy == "random" and not self.filter.compares:
             return super().publish(context)
         entries = self.filter.entries(context.data)
         return Published(context.data.metadata_names[:entries], context.data.metadata[:, :entries])

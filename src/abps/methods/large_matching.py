@@ -1,7 +1,6 @@
 """Proposals among very many simulated centers: the plan of :mod:`abps.core`, without tables of all pairs.
 
-A hospital ranks its own row of peers; a simulation of n centers would need n × n tables for that. Here
-compiled
+A hospital ranks its own peers; a simulation of n centers would need n × n tables for that. Here compiled
 code evaluates a pair when a center comes to it: all peers that were never observed have the prior's score and
 follow each other in the order of the tie-break, a keyed permutation that can be evaluated at single places.
 So a round takes about n log n looks, and no more memory than the observed pairs.
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.beliefs import Beliefs, BetaPosterior
-from abps.core.errors import RequestError
 from abps.core.goals import KINDS, Candidates, Goal, Pairwise, unit
 from abps.core.matching import Answer, MatchingPlan, Rest
 from abps.core.selection import RoundKeys, Selection, epsilon, peer_scores, turns
@@ -33,7 +31,7 @@ class _View(NamedTuple):
     """Everything that the preferences of all centers follow from, as compiled code takes it.
 
     table: (n, n) candidates, or (0, 0); then kind, vectors, threshold, rule and group decide.
-    start, peer, score, times: the observed pairs of center i are start[i] to start[i + 1].
+    start, peer, score: the observed pairs of center i are start[i] to start[i + 1].
     ties, draws: (n,) keys of the orders of the tie-break and of exploration; explores: (n,).
     """
 
@@ -46,12 +44,10 @@ class _View(NamedTuple):
     start: Ints
     peer: Ints
     score: Floats
-    times: Floats
     prior_score: float
     tau: float
     mutual: bool
     proposer_check: bool
-    unproven: bool
     ties: NDArray[np.uint64]
     draws: NDArray[np.uint64]
     by_index: bool
@@ -179,8 +175,7 @@ def _swap(view: _View, i: int, better: Ints, worse: Ints) -> tuple[int, int]:
         return first, drawn
     for place in range(n):
         j = _permute(place, view.draws[i], n, view.shape, True)
-        at = _find(view.start, view.peer, i, j)
-        if (not view.unproven or at < 0 or view.times[at] == 0) and _eligible(view, i, j):
+        if _eligible(view, i, j):
             drawn = j
             break
     if drawn == _NOBODY or len(better):
@@ -310,11 +305,6 @@ def _view(
     keys: RoundKeys,
 ) -> _View:
     ids, seed, t = keys.ids, keys.seed, keys.t
-    if config.tie_break == "similarity":
-        raise RequestError(
-            f"tie_break=similarity compares all pairs and is not available for {beliefs.n:,} centers; "
-            "choose random or index"
-        )
     n, prior = beliefs.n, BetaPosterior(*(np.array([float(p)]) for p in (*beliefs.prior, 0.0)))
     seen = BetaPosterior(beliefs.prior[0] + beliefs.gain, beliefs.prior[1] + beliefs.loss, beliefs.count)
     explores = np.zeros(n, dtype=bool)
@@ -332,12 +322,10 @@ def _view(
         start=np.searchsorted(beliefs.key, np.arange(n + 1) * n).astype(np.int64),
         peer=beliefs.key % max(n, 1),
         score=peer_scores(config, seen, t),
-        times=beliefs.count,
         prior_score=float(peer_scores(config, prior, t)[0]),
         tau=float(config.tau_acc),
         mutual=mutual,
         proposer_check=config.proposer_check,
-        unproven=config.explore_pool == "unproven",
         ties=streams.bits(seed, "tie-break", t, ids),
         draws=streams.bits(seed, "explore-peer", t, ids),
         by_index=config.tie_break == "index",

@@ -165,8 +165,7 @@ def rank_by_beliefs(
 
         return _unlisted(plan).after(trail_of(plan, numbers))
 
-    by_table = config.tie_break == "similarity" and found.table is not None
-    if context.member_index is None and found.n > LISTED_UP_TO and not by_table:
+    if context.member_index is None and found.n > LISTED_UP_TO:
         keys = RoundKeys(context.ids, context.seed, t, context.horizon)
 
         def plan() -> MatchingPlan:
@@ -175,17 +174,13 @@ def rank_by_beliefs(
         return RankedPreferences(plan=plan, trail=trail, beliefs=beliefs)
     known = np.flatnonzero(context.known)
     mine = np.searchsorted(known, context.local_index)
-    candidate, similarity = np.zeros((context.r, context.n), dtype=bool), None
+    candidate = np.zeros((context.r, context.n), dtype=bool)
     candidate[:, known] = found.rows(mine)
-    if config.tie_break == "similarity":
-        similarity = np.zeros((context.r, context.n))
-        similarity[:, known] = found.similarity[mine]
     seen = selection.views(
         config,
         beliefs.rows(context.local_index),
         candidate,
         candidate if mutual else np.ones_like(candidate),
-        similarity,
         RoundKeys(context.ids[context.local_index], context.seed, t, context.horizon),
     )
     # Memory views hand out their numbers one by one: few turns look beyond the first of n.
