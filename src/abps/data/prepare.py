@@ -116,6 +116,7 @@ class Prepared:
     min_cell: the minimum cell size of everything that leaves a center, in patients; 0: no minimum.
     from_histograms: whether common scales, and what is agreed about the outcome, follow from sums of
     histograms instead of summaries.
+    source: the rows as they were before, for methods that need them so.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Prepared:
     min_cell: int = 0
     outcome: Outcome = BINARY
     from_histograms: bool = False
+    source: Federation | None = None
 
     @cached_property
     def min_rows(self) -> NDArray[np.int64]:
@@ -506,4 +508,5 @@ def prepare(
         min_cell=made.min_cell,
         outcome=outcome,
         from_histograms=summed is not None,
+        source=federation,
     )

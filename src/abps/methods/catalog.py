@@ -23,6 +23,7 @@ from abps.methods.references import (
     LocalStopped,
     PooledBest,
 )
+from abps.methods.regression import Regression
 from abps.registry import Extended, Registry, first_line
 
 
@@ -153,7 +154,11 @@ def _method(found: Any) -> Method | None:
 METHODS: Final = Registry[Method](
     "method",
     "abps.methods",
-    Extended({name: entry.config for name, entry in _ENTRIES.items()}, _RIVALS, lambda entry: entry.config),
+    Extended(
+        {name: entry.config for name, entry in _ENTRIES.items()} | {"regression": Regression()},
+        _RIVALS,
+        lambda entry: entry.config,
+    ),
     _method,
     "a configuration, that is an object of a class derived from abps.Method",
     "`abps methods` lists them all",

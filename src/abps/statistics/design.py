@@ -151,9 +151,15 @@ def agree(formula: Formula, frames: Sequence[pl.DataFrame], min_cell: int) -> tu
             raise RequestError(f"spline({factor.column}): it holds categories; write {factor.column}")
         knots[factor.column, factor.df] = _knots(factor, frames)
         sent += BINS + 2
+    return schema_of(formula, levels, knots), sent
+
+
+def schema_of(
+    formula: Formula, levels: dict[str, tuple[str, ...]], knots: dict[tuple[str, int], tuple[float, ...]]
+) -> Schema:
+    """The schema with these levels and knots, and the names of its columns."""
     schema = Schema(formula, levels, knots, ())
-    names = tuple(name for term in formula.terms for name in _names(schema, term))
-    return Schema(formula, levels, knots, names), sent
+    return Schema(formula, levels, knots, tuple(n for term in formula.terms for n in _names(schema, term)))
 
 
 def _levels(column: str, frames: Sequence[pl.DataFrame], min_cell: int) -> tuple[str, ...]:

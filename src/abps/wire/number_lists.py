@@ -1,7 +1,8 @@
 """Lists of numbers that are not weights, each in as few bytes as it needs.
 
 A list consists of fields of one kind each: ``single`` (float32), ``half`` (bfloat16), ``share`` (a byte for
-0 to 1), ``place`` (a member's index, four bytes) and ``small`` (a byte each, and a bfloat16 scale per row).
+0 to 1), ``place`` (a member's index, four bytes), ``small`` (a byte each, and a bfloat16 scale per row) and
+``double`` (float64).
 The bytes begin with a description of the fields, so that a list describes itself:
 
     0  fields   u8
@@ -22,10 +23,10 @@ from numpy.typing import NDArray
 from abps.wire.codecs import codec
 
 Floats = NDArray[np.float64]
-Kind = Literal["single", "half", "share", "place", "small"]
+Kind = Literal["single", "half", "share", "place", "small", "double"]
 
-_KINDS: tuple[Kind, ...] = ("single", "half", "share", "place", "small")
-_WIDTHS = {"single": 4, "half": 2, "share": 1, "place": 4, "small": 1}
+_KINDS: tuple[Kind, ...] = ("single", "half", "share", "place", "small", "double")
+_WIDTHS = {"single": 4, "half": 2, "share": 1, "place": 4, "small": 1, "double": 8}
 _HEAD, _FIELD = struct.Struct("<B"), struct.Struct("<BHI")
 
 #: The most numbers in one list.
@@ -131,6 +132,8 @@ def _encoded(values: Floats, field: Field) -> bytes:
         return np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8).tobytes()
     if field.kind == "place":
         return values.astype("<u4").tobytes()
+    if field.kind == "double":
+        return values.astype("<f8").tobytes()
     table = values.reshape(field.rows, field.count)
     scale = _scales(np.abs(table).max(axis=1, initial=0.0) / _TOP)
     codes = np.rint(table / np.where(scale > 0, scale, 1.0)[:, None])
@@ -146,6 +149,8 @@ def _decoded(data: bytes, field: Field) -> Floats:
         return np.frombuffer(data, np.uint8) / 255.0
     if field.kind == "place":
         return np.frombuffer(data, "<u4").astype(np.float64)
+    if field.kind == "double":
+        return np.frombuffer(data, "<f8").astype(np.float64)
     scale = codec("bf16").decode(data[: 2 * field.rows], field.rows).astype(np.float64)
     codes = np.frombuffer(data, np.int8, offset=2 * field.rows).reshape(field.rows, field.count)
     return (codes * scale[:, None]).ravel()

@@ -1,0 +1,244 @@
+"""regression: effects with intervals, from sums over hospitals; the same between sites as on one table.
+
+Every exchange is one total of the program that each hospital runs (:func:`abps.statistics.newton.program`).
+The state is the totals so far: a hospital repeats its program up to where they end, so a site that was
+killed, or the next exchange, goes on from there. Only sums are needed, which run under masks by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
+from abps.data.federation import Federation
+from abps.methods.base import Context, Floats, Ints, Models, Privacy, Stopping
+from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
+from abps.models.training import Training
+from abps.statistics.design import KNOTS, Formula, Schema, parse_formula, schema_of
+from abps.statistics.families import LIKELIHOODS, HospitalRows
+from abps.statistics.newton import Fit, SumProgram, program
+from abps.wire.number_lists import Field, NumberList
+
+#: The likelihood of every kind of outcome that has one.
+FAMILIES: Final = {"binary": "logistic", "continuous": "linear", "survival": "cox"}
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionState(Models):
+    """totals: of all exchanges, one after the other; lengths: of each.  over: the fit is done, or refused.
+
+    refused: why there is no fit, in a sentence.
+    """
+
+    totals: Floats
+    lengths: Ints
+    over: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Regression(CoordinatedMethod):
+    """A generalised linear or Cox regression of all hospitals' complete rows.
+
+    formula: terms as in ``abps regress``; none: every column of the codebook.
+    intercepts: common, fixed (one per hospital, which keeps it) or random.
+    clustered: standard errors that allow for correlation within hospitals.
+    """
+
+    training: Training = field(default_factory=lambda: Training.of("linear"))
+    stop: Stopping = field(default_factory=lambda: Stopping(rounds=40))
+    privacy: Privacy = field(default_factory=lambda: Privacy(secure=True))
+    formula: str = ""
+    intercepts: str = "common"
+    clustered: bool = False
+
+    #: Its coefficients come of exchanges, not of steps of local training.
+    fitted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.intercepts not in ("common", "fixed", "random"):
+            raise RequestError(f"intercepts={self.intercepts}: choose common, fixed or random")
+        if self.formula:
+            parse_formula(self.formula)
+
+    def sums_only(self, t: int) -> bool:
+        """Every exchange is a sum."""
+        return True
+
+    def finished(self, state: RegressionState) -> bool:
+        """Whether the fit is done."""
+        return state.over
+
+    def derived(self, context: Context) -> tuple[Schema, list[HospitalRows]]:
+        """The common design, and the complete rows of every center here."""
+        data = context.data
+        kind = data.outcome.kind
+        if kind not in FAMILIES:
+            raise RequestError(
+                f"regression: outcome {kind} has no likelihood here; choose {', '.join(FAMILIES)}"
+            )
+        assert data.book is not None and data.source is not None
+        schema = book_schema(data.book, self.formula)
+        parts = [complete(data.source, center, schema, kind) for center in range(data.size)]
+        return schema, parts
+
+    def init(self, context: Context) -> RegressionState:
+        """No totals yet."""
+        nothing = np.zeros(0)
+        return RegressionState(context.common_start(), nothing, np.zeros(0, dtype=np.int64))
+
+    def upload(self, context: Context, state: RegressionState, t: int) -> Upload:
+        """The next vector of the program of every center here."""
+        vectors = []
+        for i in range(context.r):
+            found = self.replayed(context, state, i)
+            assert isinstance(found, np.ndarray)  # an exchange is due only while programs run
+            vectors.append(found)
+        return Upload.encode(vectors, [(Field("double", len(v)),) for v in vectors])
+
+    def aggregate(self, context: Context, state: RegressionState, uploads: Floats, t: int) -> Broadcast:
+        """The total. A member without an upload is waited for: half a sum is none."""
+        if not np.isfinite(uploads).all():
+            raise ValueError("an upload is missing or not finite")
+        total = uploads.sum(axis=0)
+        return Broadcast(NumberList.of(total, (Field("double", len(total)),)))
+
+    def apply_broadcast(
+        self, context: Context, state: RegressionState, broadcast: Broadcast, t: int
+    ) -> RegressionState:
+        """The state with one more total; at the end with the coefficients as models."""
+        total = broadcast.common.values
+        lengths = np.append(state.lengths, len(total))
+        after = replace(state, totals=np.concatenate([state.totals, total]), lengths=lengths)
+        found = self.replayed(context, after, 0)
+        if isinstance(found, Fit):
+            return replace(after, over=True, models=_as_models(context, found, state.models))
+        return replace(after, over=True, refused=found) if isinstance(found, str) else after
+
+    def replayed(self, context: Context, state: RegressionState, row: int) -> Floats | Fit | str:
+        """What the program of a center here says after all totals: its next vector, the fit, or why there is
+        none."""
+        schema, parts = context.derived
+        running = self._program(context, schema, parts[row])
+        ends = np.cumsum(state.lengths)
+        totals = np.split(state.totals, ends[:-1]) if len(ends) else []
+        try:
+            vector = next(running)
+            for total in totals:
+                if len(total) != len(vector):
+                    raise ValueError("a total of another length than the sum that was asked for")
+                vector = running.send(total)
+        except StopIteration as end:
+            found: Fit = end.value
+            return found
+        except RequestError as error:
+            return str(error)
+        return vector
+
+    def _program(self, context: Context, schema: Schema, rows: HospitalRows) -> SumProgram[Fit]:
+        kind = context.data.outcome.kind
+        family = LIKELIHOODS[FAMILIES[kind]]
+        yield from cells(rows, schema.names, context.data.min_cell, kind)
+        fit = yield from program(rows, schema.names, family, self.intercepts, self.clustered)
+        return fit
+
+
+def cells(rows: HospitalRows, names: tuple[str, ...], min_cell: int, kind: str) -> SumProgram[None]:
+    """Refuse a design that is too fine: every level needs so many rows, with and without the event, in all
+    hospitals together."""
+    event = rows.y > 0 if kind != "continuous" else np.ones(len(rows.y), dtype=bool)
+    flags = np.isin(rows.x, (0.0, 1.0)).all(axis=0)
+    counts = [(rows.x == v)[event].sum(axis=0) for v in (0.0, 1.0)]
+    total = yield np.concatenate([[len(rows.y), event.sum()], (~flags).astype(float), *counts]).astype(float)
+    p = len(names)
+    if total[0] < max(2 * (p + 1), min_cell) or total[1] < min_cell:
+        raise RequestError(
+            f"{total[0]:.0f} complete rows, {total[1]:.0f} events for {p} coefficients; choose fewer columns"
+        )
+    for k, name in enumerate(names):
+        small = [int(c) for c in total[2 + p :].reshape(2, p)[:, k] if c < min_cell]
+        if total[2 + k] == 0 and small:
+            raise RequestError(
+                f"{name!r} has a level with fewer than {min_cell} events in all hospitals together; merge "
+                "levels or leave the column out"
+            )
+
+
+def book_schema(book: Codebook, formula: str) -> Schema:
+    """The design that a codebook's columns and levels, and its common quantiles for splines, give."""
+    levels: dict[str, tuple[str, ...]] = {}
+    for column in book.columns:
+        if column.kind == "level":
+            levels[column.source] = (*levels.get(column.source, ()), column.level)
+    sources = tuple(dict.fromkeys(c.source for c in book.columns))
+    parsed = parse_formula(formula or " + ".join(sources))
+    unknown = [column for column in parsed.columns if column not in sources]
+    if unknown:
+        raise RequestError(
+            f"formula: {unknown[0]!r} is not among the codebook's columns ({', '.join(sources)})"
+        )
+    knots = {(f.column, f.df): _knots(book, f.column, f.df) for term in parsed.terms for f in term if f.df}
+    used = {name: tuple(sorted(levels[name])) for name in parsed.columns if name in levels}
+    return schema_of(Formula(parsed.terms, parsed.offset), used, knots)
+
+
+def _knots(book: Codebook, column: str, df: int) -> tuple[float, ...]:
+    """Knots at the agreed quantiles."""
+    from abps.data.scales import PROBABILITIES
+
+    if book.statistics is None or not book.statistics.scales[column].quantiles:
+        raise RequestError(
+            f"spline({column}, {df}): the codebook has no quantiles of it; use the column as it is"
+        )
+    found = np.unique(np.interp(KNOTS[df], PROBABILITIES, book.statistics.scales[column].quantiles))
+    if len(found) < df + 1:
+        raise RequestError(f"spline({column}, {df}): too few different values; use the column as it is")
+    return tuple(float(knot) for knot in found)
+
+
+def complete(source: Federation, center: int, schema: Schema, kind: str) -> HospitalRows:
+    """One center's rows in which every column of the formula is known and every level is an agreed one."""
+    of = np.flatnonzero(source.center == center)
+    frame = source.features[of].select(schema.formula.columns)
+    known = np.array(
+        frame.select(pl.all_horizontal(pl.all().is_not_null())).to_series().to_numpy(), dtype=bool
+    )
+    for name in frame.columns:
+        if name in schema.levels:
+            known &= frame[name].cast(pl.String).is_in(list(schema.levels[name])).fill_null(False).to_numpy()
+        else:
+            known &= np.isfinite(frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy())
+    x, offset = schema.build(frame.filter(pl.Series(known)))
+    label = source.label[of][known]
+    if kind == "survival":
+        return HospitalRows(
+            x, (~np.signbit(label)).astype(np.float64), offset, np.abs(label).astype(np.float64)
+        )
+    return HospitalRows(x, np.asarray(label, dtype=np.float64), offset)
+
+
+def _as_models(context: Context, fit: Fit, models: Any) -> Any:
+    """(r, P) the coefficients as linear models on encoded columns, where the formula is of plain columns."""
+    schema, _ = context.derived
+    book = context.data.book
+    plain = all(len(term) == 1 and not term[0].df for term in schema.formula.terms)
+    if not plain or book is None or models.shape[1] != 1 + len(book.columns):
+        return models
+    beta: Mapping[str, float] = dict(zip(fit.names, fit.beta.tolist(), strict=True))
+    scales = {} if book.statistics is None else book.statistics.scales
+    made, intercept = np.zeros(models.shape[1]), beta.get("intercept", 0.0)
+    for k, column in enumerate(book.columns):
+        scale = scales.get(column.source) if column.kind == "number" else None
+        name = f"{column.source}[{column.level}]" if column.kind == "level" else column.source
+        slope = 0.0 if column.kind == "missing" else beta.get(name, 0.0)
+        made[k] = slope * (scale.spread if scale is not None else 1.0)
+        intercept += slope * scale.center if scale is not None else 0.0
+    made[-1] = intercept
+    return np.tile(made, (len(models), 1)).astype(models.dtype)
