@@ -134,14 +134,6 @@ def tables(root: Path, labs: Iterable[dict[str, Any]] = (), version: str = "5.4"
     measurement = pl.DataFrame(rows, schema=schema, orient="row").with_columns(
         pl.col("measurement_datetime").str.to_datetime(time_unit="us")
     )
-    payer = pl.DataFrame(
-        {
-            "person_id": [int(a["subject_id"]) for a in admissions],
-            "payer_plan_period_start_date": [a["admittime"][:10] for a in admissions],
-            "payer_plan_period_end_date": [a["dischtime"][:10] for a in admissions],
-            "payer_source_value": [a["insurance"] or None for a in admissions],
-        }
-    ).with_columns(pl.col("payer_plan_period_start_date", "payer_plan_period_end_date").str.to_date())
     return {
         "person": person,
         "visit_occurrence": visit,
@@ -150,7 +142,6 @@ def tables(root: Path, labs: Iterable[dict[str, Any]] = (), version: str = "5.4"
         "concept": concept,
         "condition_occurrence": condition,
         "measurement": measurement,
-        "payer_plan_period": payer,
     }
 
 

@@ -27,6 +27,7 @@ from abps.cohorts.stays import (
     finish,
     short_unit,
     vital_columns,
+    window_bounds,
 )
 from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
 from abps.core.errors import RequestError, nearest
@@ -56,7 +57,7 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
         table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
         more = None
         if groups:
-            opens, closes = _window(options)
+            opens, closes = window_bounds(options.window)
             anchors = flow.table.select(
                 # the last instant counts here
                 *("stay", "patient"),
@@ -76,14 +77,6 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
     return replace(made, options={**made.options, "code_map": asdict(codes)})
 
 
-def _window(options: MedsOptions) -> tuple[pl.Expr, pl.Expr]:
-    """The first and last moment of a stay that count."""
-    window = vitals.window_of(options.window)
-    if window is None:
-        return pl.col("intime"), pl.col("outtime")
-    return tuple(pl.col("intime") + pl.duration(hours=hours) for hours in window)  # type: ignore[return-value]
-
-
 def _vitals(
     duck: Session, events: str, codes: CodeMap, flow: Flow, options: MedsOptions, files: tuple[Path, ...]
 ) -> vitals.FirstDay:
@@ -96,7 +89,7 @@ def _vitals(
         "finding the codes of vitals",
         files,
     )
-    opens, closes = _window(options)
+    opens, closes = window_bounds(options.window)
     previous_out = pl.col("outtime").shift(1).over("patient")
     # the hour between two stays goes to the nearer one: half way from the last exit to this entry
     border = (previous_out + (pl.col("intime") - previous_out) / 2).fill_null(pl.datetime(1, 1, 1))

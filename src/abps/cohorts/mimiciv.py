@@ -38,6 +38,7 @@ from abps.cohorts.stays import (
     in_time,
     short_unit,
     vital_columns,
+    window_bounds,
 )
 from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
 from abps.core.errors import RequestError
@@ -185,14 +186,9 @@ def era_of_stay() -> dict[str, pl.Expr]:
 
 def _windows(stays: pl.DataFrame, options: MimicOptions) -> pl.DataFrame:
     """stay, patient, intime and the first and last moment that count (for laboratory values: lab_ …)."""
-    window = vitals.window_of(options.window)
-    if window is None:  # whatever is charted with the stay's number; laboratory values have none
+    labs = opens, closes = window_bounds(options.window)
+    if vitals.window_of(options.window) is None:  # whatever is charted with the stay's number
         opens, closes = pl.lit(datetime(1, 1, 1)), pl.lit(datetime(9999, 1, 1))
-        labs = pl.col("intime"), pl.col("outtime")
-    else:
-        opens = pl.col("intime") + pl.duration(hours=window[0])
-        closes = pl.col("intime") + pl.duration(hours=window[1])
-        labs = opens, closes
     return stays.select(
         "stay", "patient", "intime", opens=opens, closes=closes, lab_opens=labs[0], lab_closes=labs[1]
     )

@@ -28,16 +28,17 @@ from abps.cohorts.stays import (
     in_time,
     short_unit,
     vital_columns,
+    window_bounds,
 )
 from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
 from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
 
-RECIPE = "omop/1"
+RECIPE = "omop/2"
 
 TABLES = (
     *("person", "visit_occurrence", "visit_detail", "measurement", "condition_occurrence", "concept"),
-    *("care_site", "death", "payer_plan_period"),
+    *("care_site", "death"),
 )
 
 #: What the CDM offers beyond vitals with the shipped map.
@@ -66,7 +67,10 @@ def build(place: Path, options: OmopOptions | None = None, progress: Progress = 
         flow = _stays(duck, cdm)
         everyone = flow.table.select("stay")
         flow = chosen(flow, options)
-        duck.table("stays", _windows(flow.table, options))
+        opens, closes = window_bounds(options.window)
+        # a stay that has not ended reaches as far as its values do
+        closes = closes.fill_null(pl.lit(datetime(9999, 1, 1)))
+        duck.table("stays", flow.table.select("stay", "patient", "intime", opens=opens, closes=closes))
         duck.table("all_stays", everyone)
         rows, warnings = _measurements(duck, cdm)
         known = ", ".join(f"'{name}'" for name in vitals.signals())
@@ -86,7 +90,7 @@ def build(place: Path, options: OmopOptions | None = None, progress: Progress = 
     warnings += noted
     for name in sorted(physiology.inputs_of(groups) - set(GROUPS)):
         warnings.append(f"the shipped map has no {name} of the CDM: there are no columns of it")
-    for name in ("sex", "race", "insurance", "admission_location"):
+    for name in ("sex", "race", "admission_location"):
         if table[name].null_count() == table.height:
             warnings.append(f"{name} is empty: no table of the CDM has it")
     found = StayTable(flow, table, first_day, more, warnings)
@@ -173,7 +177,6 @@ def _visits(duck: Session, cdm: Cdm) -> pl.DataFrame:
 def _stays(duck: Session, cdm: Cdm) -> Flow:
     """ICU stays with outcome, age, sex and race, and who is left out."""
     words, raw = concepts(), _visits(duck, cdm)
-    payer = cdm.maybe("payer_plan_period", "person_id")
     dead_words = "|".join(words["died_words"])
     said = pl.col("left_to").str.to_uppercase().str.contains(dead_words)
     named = pl.col("left_concept").is_in(words["died"])
@@ -204,43 +207,9 @@ def _stays(duck: Session, cdm: Cdm) -> Flow:
         .otherwise(pl.col("race_concept").replace_strict(race_of, default=None, return_dtype=pl.String)),
         hours=(pl.col("outtime") - pl.col("intime")).dt.total_seconds() / 3600,
     )
-    table = _insured(duck, cdm, table) if payer else table.with_columns(insurance=pl.lit(None, pl.String))
     flow = Flow.start(table, "intensive-care visit details")
     flow = flow.keep(pl.col("has_patient").fill_null(False), "no person or hospital visit", always=False)
     return in_time(flow).keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
-
-
-def _insured(duck: Session, cdm: Cdm, table: pl.DataFrame) -> pl.DataFrame:
-    """Adds the payer of the period that holds the ICU admission (the one that began last)."""
-    payer = cdm.need("payer_plan_period", "person_id")
-    start = payer.time("payer_plan_period_start_datetime", "payer_plan_period_start_date")
-    end = payer.time("payer_plan_period_end_datetime", "payer_plan_period_end_date")
-    periods = duck.frame(
-        f"SELECT {payer.number('person_id')} AS patient, {start} AS begins, {end} AS ends, "
-        f"{payer.word('payer_source_value')} AS insurance FROM {payer.sql}",
-        "reading payers",
-        (payer.path,),
-    )
-    day = pl.col("intime").dt.date()
-    held = (
-        table.select("stay", "patient", "intime")
-        .join(periods, on="patient")
-        .filter((pl.col("begins").dt.date() <= day) & (pl.col("ends").dt.date() >= day))
-        .sort("stay", "begins", "insurance")
-        .unique("stay", keep="last", maintain_order=True)
-    )
-    return table.join(held.select("stay", "insurance"), on="stay", how="left")
-
-
-def _windows(stays: pl.DataFrame, options: OmopOptions) -> pl.DataFrame:
-    window = vitals.window_of(options.window)
-    if window is None:
-        far = pl.lit(datetime(9999, 1, 1))
-        opens, closes = pl.col("intime"), pl.col("outtime").fill_null(far)
-    else:
-        opens = pl.col("intime") + pl.duration(hours=window[0])
-        closes = pl.col("intime") + pl.duration(hours=window[1])
-    return stays.select("stay", "patient", "intime", opens=opens, closes=closes)
 
 
 def _measurements(duck: Session, cdm: Cdm) -> tuple[str, list[str]]:
@@ -373,7 +342,6 @@ def _dictionary(options: OmopOptions) -> list[Variable]:
         Variable("sex", "feature", "F/M", "gender concept"),
         Variable("race", "feature", "", "race in five groups, by its source value or else its concept"),
         Variable("admission_location", "feature", "", "where the patient came from, as in the source"),
-        Variable("insurance", "feature", "", "payer of the period that holds ICU admission"),
         *comorbidity_columns(options.comorbidities, origin),
         *vital_columns(vitals.window_words(options.window)),
     ]

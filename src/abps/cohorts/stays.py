@@ -85,6 +85,14 @@ def short_unit(name: pl.Expr) -> pl.Expr:
     return name.str.extract(r"\(([^()]+)\)\s*$").fill_null(name)
 
 
+def window_bounds(name: str) -> tuple[pl.Expr, pl.Expr]:
+    """The first and last moment of a stay that count in a window of :data:`abps.cohorts.vitals.WINDOWS`."""
+    hours = vitals.window_of(name)
+    if hours is None:
+        return pl.col("intime"), pl.col("outtime")
+    return pl.col("intime") + pl.duration(hours=hours[0]), pl.col("intime") + pl.duration(hours=hours[1])
+
+
 def in_time(flow: Flow) -> Flow:
     """The stays whose times are known and in order."""
     into, out = pl.col("intime"), pl.col("outtime")

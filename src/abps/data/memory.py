@@ -37,7 +37,7 @@ def federation(
     """A federation from data in memory.
 
     data: a pandas or polars frame, a PyArrow table, a mapping of columns, a NumPy array (rows, features), a
-    mapping from each center's name to its frame (or to its arrays ``(X, y)``), or the path of a file.
+    mapping from each center's name to its frame, or the path of a file.
     label, center, patient: the name of a column, or an array (rows,); no center for one frame per center.
     feature_names: the columns of an array.
     more: time, group, duration (names or arrays), drop, keep, positive, outcome, as in
@@ -55,7 +55,7 @@ def federation(
     if isinstance(data, Mapping) and _has_parts(data):
         if center is not None:
             raise RequestError("one frame per center: the names are the centers; leave center out")
-        frame, label, center = _stack(data, label, feature_names)
+        frame, center = _stack(data, feature_names)
     else:
         frame = frame_of(data, feature_names)
     given: dict[str, Any] = {"label": label, "center": center, "patient": patient, **more}
@@ -90,7 +90,7 @@ def check(data: Any, label: Any = None, center: Any = None, **more: Any) -> Tabl
 def _has_parts(data: Mapping[Any, Any]) -> bool:
     """Whether a mapping holds one table per center, and not one column per name."""
     first = next(iter(data.values()), None)
-    return isinstance(first, tuple) or _is_frame(first) or getattr(first, "ndim", 1) == 2
+    return _is_frame(first) or getattr(first, "ndim", 1) == 2
 
 
 def _is_frame(data: Any) -> bool:
@@ -100,25 +100,9 @@ def _is_frame(data: Any) -> bool:
     )
 
 
-def _stack(
-    parts: Mapping[Any, Any], label: Any, feature_names: Sequence[str] | None
-) -> tuple[pl.DataFrame, Any, str]:
-    """One frame of all centers' tables, the label, and the name of the column with the centers."""
-    frames, labels = [], []
-    for part in parts.values():
-        if isinstance(part, tuple):
-            if len(part) != 2:
-                raise RequestError("one pair of arrays per center: give (X, y)")
-            labels.append(np.asarray(part[1]))
-            part = part[0]
-        frames.append(frame_of(part, feature_names))
-    if labels and len(labels) < len(frames):
-        raise RequestError("some centers have a pair (X, y) and others a frame; give the same for all")
-    if labels and label is not None:
-        raise RequestError("the pairs (X, y) hold the label; leave label out")
-    for center, part, frame in zip(parts, labels, frames):
-        if len(part) != frame.height:
-            raise RequestError(f"center {center!r}: y has {len(part)} values for {frame.height} rows of X")
+def _stack(parts: Mapping[Any, Any], feature_names: Sequence[str] | None) -> tuple[pl.DataFrame, str]:
+    """One frame of all centers' tables, and the name of the column with the centers."""
+    frames = [frame_of(part, feature_names) for part in parts.values()]
     columns = frames[0].columns
     for center, frame in zip(parts, frames):
         odd = sorted({*frame.columns} ^ {*columns})
@@ -132,7 +116,7 @@ def _stack(
         [frame.select(columns).with_columns(pl.lit(str(c)).alias(column)) for c, frame in zip(parts, frames)],
         how="vertical_relaxed",
     )
-    return whole, np.concatenate(labels) if labels else label, column
+    return whole, column
 
 
 def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFrame:

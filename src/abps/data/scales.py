@@ -1,6 +1,6 @@
 """Common feature statistics: one scale, one value for gaps and the same quantiles of a column everywhere.
 
-Each center publishes a short summary of its numeric columns, once (:func:`summarise`). From all summaries
+Each center publishes a short summary of its numeric columns, once (:func:`summaries`). From all summaries
 follows one scale per column (:func:`agree`), which becomes part of the codebook. A value then means the same
 everywhere, and a small center uses means and deviations that it could only estimate badly.
 
@@ -197,11 +197,6 @@ def _summarise_column(
     each = np.maximum(np.bincount(cell, minlength=n * MOST_GROUPS), 1)
     count[:], moments[0], moments[1] = size, mean, square
     groups[:] = (total / each).reshape(n, MOST_GROUPS)
-
-
-def summarise(names: tuple[str, ...], values: Floats) -> ColumnSummary:
-    """What one center publishes about its columns (k, rows)."""
-    return summaries(names, values, np.array([0, values.shape[1]]))[0]
 
 
 @dataclass(frozen=True)
