@@ -37,7 +37,7 @@ PAGE_POLICY = (
 
 
 @dataclass
-class Session:
+class BrowserSession:
     """The one browser of a server. token: works once.  cookie, form: what it must then show."""
 
     port: int
@@ -81,7 +81,7 @@ def refuse(why: str) -> Response:
 class Guard:
     """Lets the requests of the one browser through, and adds the headers that confine its pages."""
 
-    def __init__(self, app: ASGIApp, session: Session) -> None:
+    def __init__(self, app: ASGIApp, session: BrowserSession) -> None:
         self.app, self.session = app, session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from abps.app.guard import PAGE_POLICY, Guard, Session
+from abps.app.guard import PAGE_POLICY, BrowserSession, Guard
 from abps.core.errors import RequestError
 
 WORDS = tomllib.loads(resources.files("abps.app").joinpath("en.toml").read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ _ENVIRONMENT.filters["thousands"] = lambda value: f"{value:,}"
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> Response:
     """A filled template; everything is escaped."""
-    session: Session = request.app.state.session
+    session: BrowserSession = request.app.state.session
     title = request.app.state.title
     html = _ENVIRONMENT.get_template(template).render(t=WORDS, session=session.form, app=title, **context)
     return HTMLResponse(html, status)
@@ -53,7 +53,7 @@ def finished_page(path: Path) -> Response:
     return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
 
 
-def make_app(session: Session, title: str, routes: list[BaseRoute], **state: Any) -> Starlette:
+def make_app(session: BrowserSession, title: str, routes: list[BaseRoute], **state: Any) -> Starlette:
     """An application behind the guard. state: what its pages need, as attributes of ``app.state``."""
     style = resources.files("abps.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from starlette.routing import BaseRoute
 
-from abps.app.guard import Session
+from abps.app.guard import BrowserSession
 from abps.app.pages import make_app
 from abps.core.errors import RequestError
 
@@ -25,7 +25,7 @@ def serve(title: str, routes: list[BaseRoute], port: int, show: bool, **state: A
     except OSError as error:
         raise RequestError(f"port={port}: {error.strerror}; choose another, or 0 for a free one") from error
     listener.listen(64)  # before the address is shown: a quick browser is not refused
-    session = Session(listener.getsockname()[1])
+    session = BrowserSession(listener.getsockname()[1])
     app = make_app(session, title, routes, **state)
     print(f"open {session.address}", flush=True)
     print("this address works once, on this machine; Ctrl-C ends the server", file=sys.stderr, flush=True)
