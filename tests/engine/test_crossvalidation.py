@@ -13,9 +13,9 @@ from abps.data.prepare import prepare
 from abps.data.split import assign_folds, fold_split
 from abps.data.synthetic.builtin import Roles
 from abps.data.table import federate
-from abps.engine import crossvalidation, preparations
+from abps.engine import preparations
 from abps.engine.crossvalidation import cross_validate, fold_seed
-from abps.engine.preparations import Preparations
+from abps.engine.preparations import shared_rows
 from abps.engine.result import Run
 from abps.methods.settings import configure
 from abps.models.learners import learner_for
@@ -102,16 +102,16 @@ def test_folds_are_prepared_once_for_methods_that_want_the_same(federation, monk
     made = []
     original = preparations.prepare
     monkeypatch.setattr(preparations, "prepare", lambda *a, **k: made.append(1) or original(*a, **k))
-    monkeypatch.setattr(crossvalidation, "SHARED", Preparations())
+    monkeypatch.setattr(preparations, "_HELD", {})
     for method in ("local", "fedavg"):
         cross_validate(federation, configure(method, {}, 1), 11, 3, name=method)
     assert len(made) == 3
-    small = Preparations(most_bytes=1)  # keeps the last one alone
+    monkeypatch.setattr(preparations, "MOST_BYTES", 1)  # keeps the last one alone
     config = configure("fedavg", {}, 1)
-    first = small.split(federation, 11, config)
-    assert small.split(federation, 11, config) is first and len(made) == 4
-    small.split(federation, 12, config)
-    assert small.split(federation, 11, config) is not first and len(made) == 6
+    first = shared_rows(federation, 11, config)
+    assert shared_rows(federation, 11, config) is first and len(made) == 4
+    shared_rows(federation, 12, config)
+    assert shared_rows(federation, 11, config) is not first and len(made) == 6
 
 
 def test_a_center_with_too_few_events_is_not_scored():

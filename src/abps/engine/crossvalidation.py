@@ -20,7 +20,7 @@ from abps.core.errors import RequestError
 from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical
-from abps.engine.preparations import SHARED
+from abps.engine.preparations import shared_rows
 from abps.engine.result import (
     Bytes,
     History,
@@ -91,7 +91,7 @@ def cross_validate(
     config = configure(method)
     parts = groups_of(federation, subgroups)
     label = name or (method if isinstance(method, str) else name_of(method))
-    data = SHARED.folds(federation, seed, folds, config)
+    data = shared_rows(federation, seed, config, folds)
     runs = [
         simulate(each, config, fold_seed(seed, k), progress=_in_fold(progress, k, folds), name=label)
         for k, each in enumerate(data)

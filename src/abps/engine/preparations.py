@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,67 +10,29 @@ from abps.data.prepare import Prepared, prepare
 from abps.data.split import assign_folds, fold_split
 from abps.methods.base import Method
 
+#: Bytes of the preparations that are kept, the last used ones.
+MOST_BYTES: Final = 400_000_000
 
-class Preparations:
-    """Keeps the preparations that were used last, up to so many bytes."""
+_HELD: Final[dict[tuple[Any, ...], list[Prepared]]] = {}
 
-    def __init__(self, most_bytes: int = 400_000_000) -> None:
-        self._most = most_bytes
-        self._held: dict[tuple[Any, ...], list[Prepared]] = {}
 
-    def split(self, federation: Federation, seed: int, config: Method) -> Prepared:
-        """The federation in the split of a seed, as a method wants it prepared."""
-        return self._get(federation, seed, 0, config, lambda: [_prepared(federation, seed, config)])[0]
-
-    def folds(self, federation: Federation, seed: int, folds: int, config: Method) -> list[Prepared]:
-        """The federation with each fold as its test rows in turn."""
-        return self._get(
-            federation, seed, folds, config, lambda: prepared_folds(federation, seed, folds, config)
-        )
-
-    def _get(
-        self,
-        federation: Federation,
-        seed: int,
-        folds: int,
-        config: Method,
-        make: Callable[[], list[Prepared]],
-    ) -> list[Prepared]:
-        how = config.training
-        key = (
-            federation.fingerprint(), federation.name, seed, folds, how.standardise, how.splines,
-            config.privacy.min_cell,
-        )  # fmt: skip
-        found = self._held.pop(key, None)
-        self._held[key] = make() if found is None else found  # the last one used goes last
-        while len(self._held) > 1 and sum(_size(each) for each in self._held.values()) > self._most:
-            del self._held[next(iter(self._held))]
-        return self._held[key]
+def shared_rows(federation: Federation, seed: int, config: Method, folds: int = 0) -> list[Prepared]:
+    """The federation as a method wants it prepared: in the split of a seed, or with each of so many folds as
+    its test rows in turn."""
+    how: dict[str, Any] = {"standardise": config.training.standardise, "splines": config.training.splines}
+    how["min_cell"] = config.privacy.min_cell
+    key = (federation.fingerprint(), federation.name, seed, folds, *how.values())
+    found = _HELD.pop(key, None)
+    if found is None and folds:
+        fold = assign_folds(federation, seed, folds)
+        # All folds on one time grid and one scale, so that their answers can stand side by side.
+        agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
+        found = [prepare(agreed, seed, split=fold_split(fold, k, folds), **how) for k in range(folds)]
+    _HELD[key] = found or [prepare(federation, seed, **how)]  # the last one used goes last
+    while len(_HELD) > 1 and sum(map(_size, _HELD.values())) > MOST_BYTES:
+        del _HELD[next(iter(_HELD))]
+    return _HELD[key]
 
 
 def _size(parts: list[Prepared]) -> int:
     return sum(rows.x.nbytes for part in parts for rows in (part.train, part.validation, part.test))
-
-
-def _prepared(federation: Federation, seed: int, config: Method, **split: Any) -> Prepared:
-    how = config.training
-    return prepare(
-        federation,
-        seed,
-        standardise=how.standardise,
-        splines=how.splines,
-        min_cell=config.privacy.min_cell,
-        **split,
-    )
-
-
-def prepared_folds(federation: Federation, seed: int, folds: int, config: Method) -> list[Prepared]:
-    """The federation with each fold as its test rows in turn, as a method wants it prepared."""
-    fold = assign_folds(federation, seed, folds)
-    # All folds on one time grid and one scale, so that their answers can stand side by side.
-    agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
-    return [_prepared(agreed, seed, config, split=fold_split(fold, k, folds)) for k in range(folds)]
-
-
-#: Shared by all runs of this process.
-SHARED: Final = Preparations()

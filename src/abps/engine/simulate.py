@@ -21,7 +21,7 @@ from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Prepared, prepare
 from abps.engine import checkpoint as checkpoints
 from abps.engine.attacks import Attack, Attackers, attackers_of
-from abps.engine.preparations import SHARED
+from abps.engine.preparations import shared_rows
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.track import RoundReport, Track, row_scores
@@ -176,7 +176,7 @@ def _rows(request: _Request) -> Prepared:
     how, min_cell, counting = config.training, config.privacy.min_cell, counting_of(config, seed)
     if isinstance(federation, Federation):
         if counting is None:
-            return SHARED.split(federation, seed, config)
+            return shared_rows(federation, seed, config)[0]
         return prepare(
             federation,
             seed,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -234,15 +234,8 @@ class Decisions:
 
     def after(self, first: Decisions) -> Decisions:
         """Both trails, the other one first."""
-        return Decisions(
-            np.concatenate([first.center, self.center]),
-            np.concatenate([first.peer, self.peer]),
-            np.concatenate([first.decision, self.decision]),
-            np.concatenate([first.score, self.score]),
-            np.concatenate([first.mean, self.mean]),
-            np.concatenate([first.count, self.count]),
-            np.concatenate([first.reason, self.reason]),
-        )
+        columns = (f.name for f in fields(self))
+        return Decisions(*(np.concatenate([getattr(first, c), getattr(self, c)]) for c in columns))
 
 
 def refusals(center: Ints, peer: Ints, finite: NDArray[np.bool_]) -> Decisions:

@@ -131,34 +131,23 @@ def read(text: str, kind: Any, name: str) -> Any:
     raise RequestError(f"{name}={text}: a value of type {wanted} is needed here")
 
 
+#: Words for yes and no.
+_WORDS: Final = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "off", "0"), False
+)
+
+
 def _as(text: str, kind: Any) -> Any:
-    if kind is bool:
-        words = {
-            "true": True,
-            "yes": True,
-            "on": True,
-            "1": True,
-            "false": False,
-            "no": False,
-            "off": False,
-            "0": False,
-        }
-        if text.lower() not in words:
-            raise ValueError(text)
-        return words[text.lower()]
-    if kind is int:
-        return int(text)
-    if kind is float:
-        value = float(text)
-        if value != value:
-            raise ValueError(text)
-        return value
+    """Text as a value of one type; ValueError if it is none."""
+    if kind is bool and text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if kind is int or (kind is float and "nan" not in text.lower()):
+        return kind(text)
     if kind is str or typing.get_origin(kind) is typing.Literal:
         return text
     if typing.get_origin(kind) is tuple:
         inner, *rest = typing.get_args(kind)
         parts = [part for part in text.replace("+", ",").split(",") if part]
-        if rest and rest != [...] and len(parts) != 1 + len(rest):
-            raise ValueError(text)
-        return tuple(_as(part, inner) for part in parts)
+        if rest == [...] or len(parts) == 1 + len(rest):
+            return tuple(_as(part, inner) for part in parts)
     raise ValueError(text)
