@@ -1,7 +1,7 @@
 """Tables of results in README and docs hold the numbers of stored result files.
 
-A table after ``<!-- numbers: benchmarks/results/NAME.csv -->`` may only have numbers that the file has, to the
-decimals that the table shows.
+A table after ``<!-- numbers: benchmarks/results/NAME.csv -->`` may only have numbers that the file has,
+to the decimals that the table shows.
 """
 
 import csv
