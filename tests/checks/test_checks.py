@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import abps
-from abps.checks import CheckFailure, check_codec, check_method, quick_check
+from abps.checks import CheckFailure, check_method, quick_check
 from abps.checks.method_checks import CHECKS
 from abps.cli.main import main
 from abps.methods.base import Models
 from abps.methods.fedavg import FedAvg
 from abps.methods.local import Local
-from abps.wire.codecs import CODECS, Float32
 
 TEMPLATES = Path(__file__).parents[2] / "docs" / "templates"
 
@@ -25,24 +24,11 @@ TEMPLATES = Path(__file__).parents[2] / "docs" / "templates"
 def templates(monkeypatch):
     monkeypatch.syspath_prepend(TEMPLATES)
     yield
-    for name in ("method", "codec"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("method", None)
 
 
 def test_the_templates_pass(templates):
     assert check_method(abps.find("method:TURNING")) == tuple(CHECKS)
-    assert len(check_codec(CODECS.find("codec:HALF"))) == 8
-    run = abps.simulate(
-        abps.load("icu-synthetic:centers=8"), "fedavg", rounds=1, settings={"codec": "codec:HALF"}
-    )
-    whole = abps.simulate(abps.load("icu-synthetic:centers=8"), "fedavg", rounds=1)
-    assert 0.5 < run.bytes.edge / whole.bytes.edge < 0.51
-    assert run.auroc.mean == pytest.approx(whole.auroc.mean, abs=0.02)
-
-
-@pytest.mark.parametrize("name", CODECS.builtin)
-def test_our_codecs_pass(name):
-    check_codec(CODECS.find(name))
 
 
 @dataclass(frozen=True)
@@ -109,24 +95,6 @@ def test_what_is_wrong_is_seen(config, check):
         check_method(config)
     assert caught.value.check == check and type(config).__name__ in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@dataclass(frozen=True)
-class Long(Float32):
-    def size(self, count):
-        return 4 * count + 1
-
-
-@dataclass(frozen=True)
-class Rounded(Float32):
-    def arrive(self, weights, keys=None, base=np.zeros(0, np.float32), out=None):  # noqa: B008
-        return np.round(weights, 2)
-
-
-@pytest.mark.parametrize(("codec", "check"), [(Long(), "size"), (Rounded(), "arrive is decode of encode")])
-def test_what_is_wrong_with_a_codec_is_seen(codec, check):
-    with pytest.raises(CheckFailure, match=check):
-        check_codec(codec)
 
 
 def test_a_method_is_looked_at_when_it_enters_a_study(tmp_path):

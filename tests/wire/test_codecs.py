@@ -36,6 +36,21 @@ def test_bf16_error_is_within_half_a_unit(weights):
     assert (error <= np.abs(weights.astype(np.float64)) * 2.0**-8 + 2.0**-126).all()
 
 
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("name", sorted(CODECS.builtin))
+def test_what_the_simulation_sees_is_what_receivers_decode(name, count):
+    c, rng = codec(name), streams.generator(7, "codec")
+    weights, common = (rng.normal(0, 0.1, shape).astype(np.float32) for shape in ((3, count), count))
+    keys = streams.bits(7, "codec", 1, np.arange(3, dtype=np.uint64))
+    sent = [c.encode(row, int(key)) for row, key in zip(weights, keys)]
+    seen = np.array([c.decode(data, count) for data in sent], dtype=np.float32)
+    assert {len(data) for data in sent} == {c.size(count)} and np.isfinite(seen).all()
+    assert sent == [c.encode(row, int(key)) for row, key in zip(weights, keys)]
+    np.testing.assert_array_equal(c.arrive(weights, keys), seen.reshape(3, count))
+    shifted = c.arrive(weights + common, keys, common)
+    np.testing.assert_allclose(shifted, seen.reshape(3, count) + common, atol=1e-2)
+
+
 @pytest.mark.parametrize("name", sorted(CODECS.builtin))
 def test_a_frame_survives_the_trip(name):
     weights = np.random.default_rng(0).standard_normal(97).astype(np.float32)

@@ -29,8 +29,6 @@ from abps.methods.settings import names, with_settings
 from abps.methods.state_bytes import freeze, thaw
 from abps.models.learners import learner_for
 from abps.registry import first_line
-from abps.wire.codecs import Codec
-from abps.wire.frames import FrameError, pack, unpack
 
 ROUNDS: Final = 2
 SEED: Final = 11
@@ -51,14 +49,10 @@ def small_federation() -> Federation:
     score = x[:, 0] - 0.7 * x[:, 1] + 0.5 * rng.normal(size=len(center))
     gaps = rng.random(len(center)) < 0.1
     ward = np.array(["north", "south", "west"])[rng.integers(0, 3, len(center))]
-    features = pl.DataFrame(
-        {
-            "a": x[:, 0],
-            "b": x[:, 1],
-            "c": x[:, 2],
-            "d": pl.Series(np.where(gaps, np.nan, x[:, 3])).fill_nan(None),
-        }
-        | {"smoker": (rng.random(len(center)) < 0.3).astype(np.int8), "ward": ward}
+    features = pl.DataFrame(x, schema=["a", "b", "c", "d"]).with_columns(
+        d=pl.Series(np.where(gaps, np.nan, x[:, 3])).fill_nan(None),
+        smoker=(rng.random(len(center)) < 0.3).astype(np.int8),
+        ward=ward,
     )
     return Federation(
         name="six small centers",
@@ -71,6 +65,15 @@ def small_federation() -> Federation:
         descriptors=("smoker",),
         in_order=True,
     )
+
+
+class CheckFailure(RequestError):
+    """A method breaks a rule that everything else relies on: which check, and what happened."""
+
+    def __init__(self, what: str, check: str, why: str) -> None:
+        super().__init__(f"{what} fails the check {check!r}: {why}")
+        self.check = check
+        self.why = why
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +100,9 @@ def settings_have_names(trial: MethodTrial) -> str | None:
     if not dataclasses.is_dataclass(config) or not type(config).__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "its class is not a frozen dataclass, so that its settings could change under a run"
     missing = [name for name in ("rounds", "lr", "epochs", "batch", "budget") if name not in names(config)]
-    return (
-        f"it has no setting {missing[0]!r}; derive it from abps.Method and keep its fields"
-        if missing
-        else None
-    )
+    if missing:
+        return f"it has no setting {missing[0]!r}; derive it from abps.Method and keep its fields"
+    return None
 
 
 def numbers_are_numbers(trial: MethodTrial) -> str | None:
@@ -111,11 +112,8 @@ def numbers_are_numbers(trial: MethodTrial) -> str | None:
         return "its state has no matrix 'models' with a row for every center (or one for all)"
     if not np.isfinite(models).all():
         return "its models hold numbers that are not finite"
-    return (
-        None
-        if trial.once.auroc.scored_centers == trial.federation.size
-        else "some predictions are not numbers"
-    )
+    scored = trial.once.auroc.scored_centers == trial.federation.size
+    return None if scored else "some predictions are not numbers"
 
 
 def the_same_twice(trial: MethodTrial) -> str | None:
@@ -193,20 +191,16 @@ def it_can_be_written_down(trial: MethodTrial) -> str | None:
     content = json.loads(json.dumps(trial.once.to_json(), allow_nan=False))
     if Run.from_json(content).to_json() != content:
         return "its result is not the same when read back from its file"
-    with_small = trial.config
-    data = _prepared(trial)
-    learner = learner_for(data, with_small.training, SEED)
+    config = trial.config
+    data = prepare(trial.federation, SEED, standardise=config.training.standardise)
+    learner = learner_for(data, config.training, SEED)
     context = Context(learner, data, streams.center_ids(data.centers), SEED, ROUNDS)
-    state, _ = RunState.start(with_small, context).round(1)
+    state, _ = RunState.start(config, context).round(1)
     try:
         back = thaw(type(state.state), freeze(state.state))
     except (TypeError, ValueError) as error:
         return f"its state cannot be written down: {first_line(error)}"
     return None if freeze(back) == freeze(state.state) else "its state is another one when read back"
-
-
-def _prepared(trial: MethodTrial) -> Any:
-    return prepare(trial.federation, SEED, standardise=trial.config.training.standardise)
 
 
 def _models(run: Run) -> NDArray[np.float32]:
@@ -268,69 +262,3 @@ def check_method(
 def quick_check(config: Method, name: str = "") -> None:
     """The cheap checks: two short runs."""
     check_method(config, only=QUICK, name=name)
-
-
-# ---------------------------------------------------------------- codecs
-
-
-#: Numbers of weights that are tried: none, one, around a block of 64, and many.
-COUNTS = (0, 1, 63, 64, 65, 1000)
-
-
-class CheckFailure(RequestError):
-    """A method or codec breaks a rule that everything else relies on: which check, and what happened."""
-
-    def __init__(self, what: str, check: str, why: str) -> None:
-        super().__init__(f"{what} fails the check {check!r}: {why}")
-        self.check = check
-        self.why = why
-
-
-def check_codec(codec: Codec) -> tuple[str, ...]:
-    """The checks that a codec passes; raises :class:`CheckFailure` at the first that fails."""
-    rng = streams.generator(7, "codec")
-    for count in COUNTS:
-        weights = rng.normal(0, 0.1, (3, count)).astype(np.float32)
-        keys = streams.bits(7, "codec", 1, np.arange(3, dtype=np.uint64))
-        common = rng.normal(0, 0.1, count).astype(np.float32)
-        try:
-            sent = [codec.encode(row, int(key)) for row, key in zip(weights, keys)]
-            seen = [codec.decode(data, count) for data in sent]
-            arrived = codec.arrive(weights, keys)
-            shifted = codec.arrive(weights + common, keys, common)
-        except Exception as error:  # whatever a foreign codec does wrong is its failure
-            raise CheckFailure(
-                codec.name, "it runs", f"{type(error).__name__}: {first_line(error)}"
-            ) from error
-        for check, right, why in (
-            ("size", {len(data) for data in sent} == {codec.size(count)},
-             "size() says another number of bytes"),
-            ("shape", {(s.shape, s.dtype) for s in seen} == {((count,), np.dtype(np.float32))},
-             "decode() does not give (count,) float32"),
-            ("finite", all(np.isfinite(s).all() for s in seen), "what arrives is not finite"),
-            ("the same twice", all(codec.encode(r, int(k)) == d for r, k, d in zip(weights, keys, sent)),
-             "one message encoded twice with one key gives different bytes"),
-            ("arrive is decode of encode", np.array_equal(arrived, np.array(seen).reshape(arrived.shape)),
-             "simulation (arrive) does not see what hospitals see (decode of encode)"),
-            ("differences", np.allclose(shifted, arrived + common, atol=1e-2),
-             "with a common base, arrive() does not give what travels as a difference"),
-        ):  # fmt: skip
-            if not right:
-                raise CheckFailure(codec.name, check, f"{why} ({count} weights)")
-        if count:
-            try:
-                framed = unpack(pack(weights[0], codec, 1, 2, int(keys[0])), codec)
-            except FrameError as error:
-                raise CheckFailure(codec.name, "frames", first_line(error)) from error
-            if not np.array_equal(framed.weights, seen[0]):
-                raise CheckFailure(codec.name, "frames", "a frame does not carry the same weights")
-    return (
-        "it runs",
-        "size",
-        "shape",
-        "finite",
-        "the same twice",
-        "arrive is decode of encode",
-        "differences",
-        "frames",
-    )

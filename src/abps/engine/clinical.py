@@ -26,7 +26,7 @@ from abps.evaluate.calibration import (
     smooth_curve,
 )
 from abps.evaluate.net_benefit import AtThreshold, Share, at_threshold, decision_curve, sensitive_threshold
-from abps.evaluate.roc import area
+from abps.evaluate.roc import Area, area
 from abps.evaluate.subgroups import subgroups
 from abps.models.metrics import Segments
 
@@ -202,7 +202,7 @@ def clinical(
     return Clinical(
         len(y),
         int(y.sum()),
-        _interval(whole.value, whole.low, whole.high) if whole.enough else Interval(),
+        _interval(whole) if whole.enough else Interval(),
         {name: _center(seen, i) for i, name in enumerate(centers)},
         _points(smooth_curve(seen.before.values.astype(np.float64), y, MORE_POINTS)),
         _points(smooth_curve(after, y, MORE_POINTS)),
@@ -239,33 +239,19 @@ def _subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> t
             found.append(Subgroup(part.name, auroc=rounded, hidden=part.hidden or ""))
         else:
             ratio = _short(part.calibration.ratio)
-            found.append(Subgroup(part.name, part.rows, a.events, _interval(a.value, a.low, a.high), ratio))
+            found.append(Subgroup(part.name, part.rows, a.events, _interval(a), ratio))
     return tuple(found)
 
 
 def _level(found: Calibration) -> Level:
-    return Level(_short(found.expected), _estimate(found.in_the_large), _estimate(found.slope))
-
-
-def _estimate(found: Estimate | None) -> Interval:
-    return Interval() if found is None else _interval(found.value, found.low, found.high)
+    return Level(_short(found.expected), _interval(found.in_the_large), _interval(found.slope))
 
 
 def _cut(name: str, at: AtThreshold) -> Cut:
-    return Cut(
-        name,
-        _short(at.threshold),
-        _share(at.called),
-        _share(at.sensitivity),
-        _share(at.specificity),
-        _share(at.positive_value),
-        _share(at.negative_value),
-        _short(at.net_benefit),
-    )
-
-
-def _share(share: Share) -> Interval:
-    return _interval(share.value, share.low, share.high)
+    called, positive, negative = map(_interval, (at.called, at.positive_value, at.negative_value))
+    sensitivity, specificity = _interval(at.sensitivity), _interval(at.specificity)
+    benefit = _short(at.net_benefit)
+    return Cut(name, _short(at.threshold), called, sensitivity, specificity, positive, negative, benefit)
 
 
 def _points(curve: CalibrationCurve | None) -> tuple[tuple[float, float], ...]:
@@ -274,8 +260,10 @@ def _points(curve: CalibrationCurve | None) -> tuple[tuple[float, float], ...]:
     return tuple((_short(a), _short(b)) for a, b in zip(curve.at.tolist(), curve.observed.tolist()))
 
 
-def _interval(value: float, low: float, high: float) -> Interval:
-    return Interval(_short(value), _short(low), _short(high))
+def _interval(found: Area | Estimate | Share | None) -> Interval:
+    if found is None:
+        return Interval()
+    return Interval(_short(found.value), _short(found.low), _short(found.high))
 
 
 def _short(value: float) -> float:
