@@ -105,7 +105,8 @@ def test_nothing_of_few_values_and_no_single_value(values):
     cut = [g * len(known) // used for g in range(used + 1)]
     means = [known[a:b].mean() for a, b in itertools.pairwise(cut)]
     assert min(b - a for a, b in itertools.pairwise(cut)) >= GROUP
-    np.testing.assert_allclose(told.groups[0, :used], means, rtol=1e-5, atol=1e-5 * np.abs(known).max())
+    # Distances from the middle group have eleven bits.
+    np.testing.assert_allclose(told.groups[0, :used], means, rtol=1e-5, atol=2e-3 * np.abs(known).max())
     scale = agree({"a": told}).scales["x"]
     assert np.isfinite([scale.center, scale.spread, *scale.quantiles]).all()
     assert np.isfinite(scale.read(column[0])).all()
@@ -162,7 +163,7 @@ def test_sites_that_exchange_summaries_see_what_the_simulation_sees(icu, tmp_pat
         alone, expected = prepare(own[center], 11, agreed, standardise="common"), together.only(i)
         for part in ("train", "validation", "test"):
             np.testing.assert_array_equal(getattr(alone, part).x, getattr(expected, part).x)
-    assert together.agreed == sum(each.nbytes for each in sent.values()) + 6 * (16 + 88 * len(plain.numbers))
+    assert together.agreed == sum(each.nbytes for each in sent.values()) + 6 * (16 + 52 * len(plain.numbers))
 
 
 def test_common_standardisation_is_one_map_for_all(icu):

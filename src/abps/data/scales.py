@@ -7,7 +7,9 @@ everywhere, and a small center uses means and deviations that it could only esti
 A summary holds, for each column: the number of values in the training rows, their mean and variance, and the
 means of groups of neighbouring values in sorted order. A group has at least five values, so no single value
 is published; a center with fewer than ten values of a column publishes nothing about it. With a minimum cell
-size, both numbers are of at least that many patients. Numbers are four bytes.
+size, both numbers are of at least that many patients. Count, mean, variance and the middle group have four
+bytes each; the other groups' distances from it, in deviations, two (half precision): precise where values are
+many, coarse far out. Agreed quantiles are written in the same way.
 
 Survival times and continuous outcomes are summarised like columns; the time grid, or level and scale, of the
 outcome follow from these summaries (:func:`settle_outcome`).
@@ -87,7 +89,7 @@ class ColumnSummary:
     def nbytes(self) -> int:
         """The size of a message with this summary: a header, and what is in use of every column."""
         used = group_count(self.count, self.group)
-        return HEADER_SIZE + int((4 + (used > 0) * (8 + 4 * used)).sum())
+        return HEADER_SIZE + int((4 + (used > 0) * (12 + 2 * used)).sum())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a file that people read: column by column."""
@@ -196,7 +198,17 @@ def _summarise_column(
     total = np.bincount(cell, weights=column, minlength=n * MOST_GROUPS)
     each = np.maximum(np.bincount(cell, minlength=n * MOST_GROUPS), 1)
     count[:], moments[0], moments[1] = size, mean, square
-    groups[:] = (total / each).reshape(n, MOST_GROUPS)
+    groups[:] = in_half_precision((total / each).reshape(n, MOST_GROUPS), used // 2, moments[1])
+
+
+def in_half_precision(values: Floats, middle: NDArray[np.int64], variance: NDArray[np.float32]) -> Floats:
+    """(n, k) values as a message has them: the one at ``middle`` (n,) in four bytes, the others by their
+    distance from it, in deviations, in two."""
+    centre = np.take_along_axis(values, middle[:, None], 1).astype(np.float32).astype(np.float64)
+    spread = np.sqrt(variance.astype(np.float64))[:, None]
+    apart = np.divide(values - centre, spread, out=np.zeros_like(values), where=spread > 0)
+    apart = np.clip(apart, -6e4, 6e4)
+    return np.asarray(centre + spread * apart.astype(np.float16).astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -314,8 +326,7 @@ def agree(summaries: Mapping[str, ColumnSummary], given: Statistics | None = Non
             center, spread = np.interp(0.5, PROBABILITIES, quantiles), span / NORMAL_SPAN
         if not spread > 1e-8 * (1.0 + abs(center)):
             spread = 0.0
-        short = np.array([center, spread, *quantiles], dtype=np.float32).astype(np.float64).tolist()
-        scales[name] = Scale(short[0], short[1], short[0], tuple(short[2:]))
+        scales[name] = _as_sent(center, spread, quantiles)
     for name in set(known) & set(names):
         scale = known[name]
         scales[name] = scale if scale.quantiles else replace(scale, quantiles=scales[name].quantiles)
@@ -325,9 +336,17 @@ def agree(summaries: Mapping[str, ColumnSummary], given: Statistics | None = Non
     return Statistics(scales, (0 if given is None else given.spent) + (messages if needed else 0))
 
 
+def _as_sent(center: float, spread: float, quantiles: Floats) -> Scale:
+    """A scale as a message has it."""
+    middle, unit = np.array([len(quantiles) // 2]), np.array([spread**2], dtype=np.float32)
+    rounded = in_half_precision(quantiles[None], middle, unit)[0]
+    short = np.array([center, spread, *rounded], dtype=np.float32).astype(np.float64).tolist()
+    return Scale(short[0], short[1], short[0], tuple(short[2:]))
+
+
 def scales_size(columns: int) -> int:
     """The size of a message with so many scales, in bytes."""
-    return HEADER_SIZE + 4 * (2 + len(PROBABILITIES)) * columns
+    return HEADER_SIZE + (12 + 2 * len(PROBABILITIES)) * columns
 
 
 def _quantiles(groups: Floats, count: Floats, used: NDArray[np.int64]) -> Floats:
@@ -544,9 +563,7 @@ def _scale(edges: Floats, counts: Floats, doubt: float) -> Scale:
     spread = float(np.sqrt(share @ (middle - center) ** 2))
     if share.max() > 1.0 - 1e-9 or not spread > 1e-8 * (1.0 + abs(center)):
         spread = 0.0
-    quantiles = np.interp(PROBABILITIES, below[:-1], edges)
-    short = np.array([center, spread, *quantiles], dtype=np.float32).astype(np.float64).tolist()
-    return Scale(short[0], short[1], short[0], tuple(sorted(short[2:])))
+    return _as_sent(center, spread, np.sort(np.interp(PROBABILITIES, below[:-1], edges)))
 
 
 def settle_from_histograms(outcome: Outcome, found: HistogramRefinement, first: int) -> Outcome:
