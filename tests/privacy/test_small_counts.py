@@ -316,7 +316,9 @@ def test_common_statistics_are_of_groups_of_patients_at_the_floor():
                 known[np.argsort(known)][g * len(known) // used : (g + 1) * len(known) // used]
                 for g in range(used)
             ]
-            np.testing.assert_allclose(told.groups[0, :used], [p.mean() for p in parts], rtol=1e-5)
+            np.testing.assert_allclose(
+                told.groups[0, :used], [p.mean() for p in parts], rtol=5e-4
+            )  # two bytes each
             assert min(len(part) for part in parts) >= FLOOR
 
 

@@ -351,6 +351,9 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
     number = np.full(context.n, -1)
     number[context.local_index] = clusters.number if clusters.fits else -1
     for i, member in enumerate(context.local_index.tolist()):
+        if state.chance >= 0:
+            used = "structure is used" if clusters.fits or clusters.chosen >= 0 else "no structure is used"
+            rows.append((member, -1, "differences", state.chance, used))
         if state.resting[i]:
             rows.append((member, -1, "rested", 1.0, "the evidence of its rows speaks for its own model"))
             continue
