@@ -3,8 +3,8 @@
     python benchmarks/null_federations.py --tables FOLDER --out benchmarks/results/null_federations.csv
 
 Null federations: real tables whose hospitals are permuted over the rows, and synthetic worlds in which all
-centers are alike. Every line of the CSV is one federation: the p-value of the test of differences, and whether
-structure was used.
+centers are alike. Every line of the CSV is one federation: the p-value of the test of differences, and
+whether structure was used.
 """
 
 from __future__ import annotations
