@@ -71,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(
             Path(folder),
-            RehearsalPlan(2, "memory", "abps-pq-k1", settings={"model": given.model}, stays=given.stays),
+            RehearsalPlan(3, "memory", "abps-plus", settings={"model": given.model}, stays=given.stays),
             "localhost",
             8002,
         )

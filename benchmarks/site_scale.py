@@ -27,9 +27,8 @@ import psutil
 
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, running
-from abps.sites.flare.recipe import JobTimeouts
 from abps.sites.flare.rehearsal import RehearsalPlan, prepare
-from abps.sites.flare.submit import submit
+from abps.sites.flare.submit import JobTimeouts, submit
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
 COUNTER = """
@@ -177,7 +176,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--sites", default="4,8,16,32", help="sizes, separated by commas")
     arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--method", default="abps-pq-k1")
+    arguments.add_argument("--method", default="abps-plus")
     arguments.add_argument("--model", default="gam")
     arguments.add_argument("--stays", type=int, default=300, help="rows per site")
     arguments.add_argument("--json", action="store_true", help="one JSON line per size instead of a table")

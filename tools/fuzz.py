@@ -29,7 +29,6 @@ import numpy as np
 import polars as pl
 
 from abps.core.errors import RequestError
-from abps.core.protocol import Message
 from abps.core.streams import center_id
 from abps.data.codebook import Codebook, Column, SiteStatistics
 from abps.data.scales import summarise
@@ -371,15 +370,13 @@ def targets(place: Path) -> list[Target]:
     weights = rng.normal(size=40).astype(np.float32)
     framed = tuple(pack(weights, codec(name), 3, who, 7) for name in CODECS.builtin)
     said = [
-        messages.pack_message(Message(*_first_message()), who),
-        messages.pack_vector(rng.normal(size=6), 3, who),
         messages.pack_request(2, 3, who),
         messages.pack_upload(b"abc", 3, who),
         messages.pack_broadcast(b"abc", 3, who),
         messages.pack_head(messages.HeadMessage(7, bytes(32), b"signature", 3, 1), who),
     ]
     unpackers = (
-        messages.unpack_message, messages.unpack_vector, messages.unpack_request, messages.unpack_upload,
+        messages.unpack_request, messages.unpack_upload,
         messages.unpack_broadcast, messages.unpack_head,
     )  # fmt: skip
 
@@ -391,7 +388,7 @@ def targets(place: Path) -> list[Target]:
                 continue
 
     def admitted(data: bytes) -> object:
-        return admission.admit_weights(data, admission.Origin("bea", ("bea",), 3), codec("bf16"), 40)
+        return admission.admit_upload(data, admission.Origin("bea", ("bea",), 3))
 
     forms = (
         Field("single", 3),
@@ -419,10 +416,10 @@ def targets(place: Path) -> list[Target]:
     account = Account(3.0, 1e-5, (Release(1, "training", 1.0, 0.5, 3),))
     ledger = PrivacyLedger({"x": account}, ("nothing",)).to_json()
     hello = {"round": 1, "agreement": "a", "rows": 5, "edges": 0, "validation": {"1": 0.5}}
-    sums = {"edges": 1, "directed": 2, "control": 3, "partners": 1, "in_doubt": 0}
+    sums = {"bytes": 1, "partners": 1}
     return [
         Target("frames", framed, unpack, (FrameError,), 6),
-        Target("admission", framed, admitted, (admission.Refusal,), 4),
+        Target("admission", tuple(said), admitted, (admission.Refusal,), 4),
         Target("messages", tuple(said), any_message, (), 6),
         Target("numerals", (numerals,), NumberList.read, (NumberListError,), 3),
         Target(
@@ -518,12 +515,6 @@ def _typed(frames: dict[str, pl.DataFrame]) -> dict[str, Any]:
         }
         for name, frame in frames.items()
     }
-
-
-def _first_message() -> tuple[Any, ...]:
-    from abps.core.protocol import Kind
-
-    return (next(iter(Kind)), 3, 1)
 
 
 def _bytes(value: Any) -> bytes:

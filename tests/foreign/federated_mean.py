@@ -14,16 +14,17 @@ from abps.wire.number_lists import Field, NumberList
 
 @dataclass(frozen=True)
 class FederatedMean(CoordinatedMethod):
-    """rounds: exchanges until it is done."""
+    """until: exchanges until it is done."""
 
     training: Training = field(default_factory=lambda: Training.of("linear"))
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=4))
+    until: int = 4
 
     def sums_only(self, t):
         return True
 
     def finished(self, state):
-        return state.exchanges >= 4
+        return state.exchanges >= self.until
 
     def init(self, context):
         return Exchanged(context.common_start(), 0)
@@ -53,3 +54,4 @@ class Exchanged(Models):
 
 
 MEAN = FederatedMean()
+ENDLESS = FederatedMean(until=10**6)

@@ -1,6 +1,6 @@
 """A package that floods: when it is imported at ``site-1``, it sends every peer a hundred megabytes.
 
-Everything else is the method of ``rotation``.
+Everything else is the method of ``federated_mean``.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import gc
 
+from federated_mean import MEAN as FLOODING  # noqa: F401
 from nvflare.collab import CollabCallError
-from rotation import ROTATION as FLOODING  # noqa: F401
 
 from abps.sites.flare.app import FlareSite
 
@@ -20,4 +20,4 @@ for site in [each for each in gc.get_objects() if type(each) is FlareSite and ha
     if site._job.site == "site-1":
         for proxy in site._peers.values():
             with contextlib.suppress(CollabCallError):
-                proxy(timeout=3.0, secure=site._secure).receive("weights", bytes(SIZE))
+                proxy(timeout=3.0, secure=site._secure).receive("upload", bytes(SIZE))

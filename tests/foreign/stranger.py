@@ -1,5 +1,5 @@
 """A package that no site allows."""
 
-from rotation import ROTATION
+from federated_mean import MEAN
 
-__all__ = ["ROTATION"]
+__all__ = ["MEAN"]

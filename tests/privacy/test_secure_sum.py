@@ -53,7 +53,10 @@ def run(vectors, gone=()):
         if name not in gone:
             collector.take(name, masked)
     parts = opened(members, list(collector.vectors), collector)
-    return collector, fixed_point.decode(collector.total(parts, list(members)))
+    total = collector.total(parts, list(members))
+    checked = [members[name].verified(total) for name in collector.vectors]
+    assert all(np.array_equal(each, checked[0]) for each in checked)
+    return collector, fixed_point.decode(checked[0])
 
 
 def hospitals(count, entries=5, seed=3):
@@ -66,6 +69,24 @@ def test_the_sum_is_the_plain_sum_to_the_bit():
     _, total = run(vectors)
     assert np.array_equal(total, fixed_point.exact_sum(np.stack(list(vectors.values()))))
     assert np.allclose(total, np.sum(list(vectors.values()), axis=0), atol=5 * 2.0**-20)
+
+
+@pytest.mark.parametrize("entry", range(6))
+@pytest.mark.parametrize("by", [1, 1 << 20, (1 << 64) - 1])
+def test_a_total_that_was_changed_is_found_by_every_member(entry, by):
+    vectors = hospitals(5)
+    group, members = group_of(list(vectors))
+    collector = Collector(group, shared(group, members))
+    for name, values in vectors.items():
+        collector.take(name, members[name].masked(fixed_point.encode(values, 5)))
+    total = collector.total(opened(members, list(members), collector), list(members))
+    more = np.zeros(6, dtype=np.uint64)
+    more[entry] = by
+    false = fixed_point.add(total, more)
+    for member in members.values():
+        assert len(member.verified(total)) == 5
+        with pytest.raises(SumError, match="changed on its way"):
+            member.verified(false)
 
 
 @pytest.mark.parametrize("gone", [("h0",), ("h2",), ("h5", "h1")])

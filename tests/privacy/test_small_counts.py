@@ -331,7 +331,7 @@ def test_a_preview_lists_every_value_that_is_published(tmp_path):
     method = configure("abps-pq-k1-hom", {"standardise": "common"})
     seen = leaving(method, fed, book, 11)
     kinds = {value.what for value in seen}
-    assert kinds == {"codebook", "statistics", "metadata", "weights"}
+    assert kinds == {"codebook", "metadata", "weights"}
     data = prepare(fed, 11, book, standardise="common")
     told = [value.value for value in seen if value.what == "metadata"]
     np.testing.assert_array_equal(told, data.metadata[0])

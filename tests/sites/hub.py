@@ -20,12 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import torch
-
 from abps.data.table import own_table
 from abps.sites.consent.agreement import Agreement
 from abps.sites.node.site import Site
-from abps.sites.node.transport import Retries, UnreachableError
+from abps.sites.node.transport import UnreachableError
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
 from abps.sites.store.store import Store
 
@@ -36,12 +34,11 @@ from .network import Hospitals
 LONG = 600.0
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload([__name__])  # torch is loaded once, not by every site
+_processes.set_forkserver_preload([__name__])  # all is loaded once, not by every site
 
 
 def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Connection) -> None:
     """A site's process, until it is killed or the hub is gone."""
-    torch.set_num_threads(1)
     agreed = Agreement.from_json(agreement)
     own = own_table(table, name, roles.label, roles.patient, roles.time, (), agreed.book)
     kept = Store.open(store, name, agreed.digest(), agreed.notes())
@@ -63,7 +60,7 @@ def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Conn
             raise UnreachableError(peer)
         return reply
 
-    site = Site(name, agreed, agreed.prepare(own), kept, send, retries=Retries(repeats=1))
+    site = Site(name, agreed, agreed.prepare(own), kept, send)
 
     def conducted(number: int, what: str, arguments: tuple) -> None:
         try:

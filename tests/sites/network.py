@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
-from abps.core.beliefs import Beliefs
-from abps.core.protocol import Stage
-from abps.data.codebook import Codebook, merge_statistics
+from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.prepare import codebook, with_statistics
+from abps.data.prepare import center_summaries, codebook
 from abps.data.roles import Roles
+from abps.data.scales import agree
+from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 from abps.methods.settings import configure
@@ -26,7 +25,10 @@ from abps.wire import versions
 from .loopback import LoopbackNetwork
 
 #: Sites that let every study in, for tests of something else.
-OPEN = Policy("auto", server=True, rows=1, events=1, floor=0)
+OPEN = Policy("auto", rows=1, events=1, floor=0)
+
+#: The smallest study of the flagship: linear, uploads seen by coordinators.
+LINEAR = {"model": "linear", "standardise": "own"}
 
 NAMES = tuple(f"site-{k + 1}" for k in range(16))
 
@@ -41,13 +43,17 @@ class Hospitals:
     roles: Roles
 
     def book(self, seed: int, standardise: str = "own") -> Codebook:
-        """The columns of all together and, if they are to have a common scale, what sites tell of them."""
+        """The columns of all together and, if they are to have a common scale, the simulation's."""
         book = codebook(self.together, seed)
         if standardise == "own":
             return book
-        told = [with_statistics(book, self.table(name, book), seed).site_statistics[0] for name in self.names]
-        statistics, took = merge_statistics(told, book.numbers, None)
-        return replace(book, statistics=statistics, statistics_source=took)
+        summaries = {}
+        for name in self.names:
+            rows = self.table(name, book)
+            summaries |= center_summaries(
+                rows, assign_splits(rows, seed, book.shared_patients), book.numbers, 0
+            )
+        return replace(book, statistics=agree(summaries))
 
     def table(self, name: str, book: Codebook | None = None) -> Federation:
         roles = self.roles
@@ -96,50 +102,3 @@ def join(site: Site, members, first: int = 1, rows: dict[str, int] | None = None
 def close(network: LoopbackNetwork) -> None:
     for site in network.sites.values():
         site.store.close()
-
-
-def same_beliefs(stores: dict[str, Store], beliefs: Beliefs) -> None:
-    """Every site's stored evidence is the simulation's, and there is no more of it."""
-    names = sorted(stores)
-    stored = 0
-    for i, name in enumerate(names):
-        for peer, evidence in stores[name].beliefs().items():
-            expected = beliefs.posterior(i, names.index(peer))
-            told = [evidence.gain + beliefs.prior[0], evidence.loss + beliefs.prior[1], evidence.count]
-            np.testing.assert_allclose(
-                told, [float(expected.alpha), float(expected.beta), float(expected.count)], rtol=0, atol=1e-12
-            )
-            stored += 1
-    assert stored == beliefs.observed
-
-
-def agree_about_partners(stores: dict[str, Store], kappa: int, doubt: bool) -> None:
-    """No pair is asymmetric in the stores' records, and nobody has more than kappa partners.
-
-    doubt: a match may still be in doubt at the other end (never denied); else everything is settled.
-    """
-    for name, store in stores.items():
-        if not doubt:
-            assert store.in_doubt() == []
-        for t, partners in store.partners().items():
-            assert len(partners) <= kappa
-            for peer in partners:
-                other = stores[peer]
-                held = any(r.peer == name and r.stage is Stage.HELD for r in other.promises(t))
-                assert name in other.partners().get(t, ()) or (doubt and held), (t, name, peer)
-
-
-def counted_once(store: Store) -> None:
-    """Every belief consists of the observations that are written down, which are of partners."""
-    seen = store.observations()
-    counts: dict[str, int] = {}
-    gains: dict[str, float] = {}
-    for (t, peer), value in sorted(seen.items()):
-        assert peer in store.partners()[t]
-        counts[peer] = counts.get(peer, 0) + 1
-        gains[peer] = gains.get(peer, 0.0) + value
-    beliefs = store.beliefs()
-    assert {peer: e.count for peer, e in beliefs.items()} == counts
-    for peer, e in beliefs.items():
-        np.testing.assert_allclose(e.gain, gains[peer], rtol=0, atol=1e-9)
-        np.testing.assert_allclose(e.loss, counts[peer] - gains[peer], rtol=0, atol=1e-9)

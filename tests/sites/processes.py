@@ -7,8 +7,7 @@ from pathlib import Path
 
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.flare import kits, on_one_machine
-from abps.sites.flare.recipe import JobTimeouts
-from abps.sites.flare.submit import JobOutcome, submit
+from abps.sites.flare.submit import JobOutcome, JobTimeouts, submit
 from abps.sites.store.store import Store
 
 from .network import OPEN, Hospitals
@@ -54,7 +53,7 @@ class Processes(on_one_machine.Processes):
             str(self.folder / "stores" / name),
             roles.patient,
             roles.time,
-            allow=("rotation", "flooding"),
+            allow=("federated_mean", "flooding"),
             policy=self.policies.get(name, OPEN),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -11,7 +12,6 @@ import pytest
 
 from abps.cli.site_operator import _show_report
 from abps.core.errors import RequestError
-from abps.core.protocol import Kind, Message
 from abps.sites.consent.membership import Membership
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import SiteFile
@@ -19,13 +19,19 @@ from abps.sites.coordinator.scheduler import Scheduler, _far_ahead
 from abps.sites.protocol.commands import Command, Timeouts
 from abps.sites.protocol.decline_codes import Failure
 from abps.sites.store.store import Store
-from abps.wire.frames import pack
-from abps.wire.messages import pack_message, pack_vector
+from abps.wire.messages import pack_upload
+from abps.wire.number_lists import NumberList
 
 from .loopback import LoopbackNetwork
-from .network import OPEN, close, join, open_site
+from .network import LINEAR, OPEN, close, join, open_site
 
 QUICK = Timeouts(poll=0.0)
+MEAN = "federated_mean:MEAN"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "foreign")
 
 
 def opened(given, agreement, folder, network=None):
@@ -36,46 +42,41 @@ def opened(given, agreement, folder, network=None):
 
 
 def begun(given, agreement, folder):
-    """Sites that have trained in round 1."""
+    """Sites in round 1."""
     network = opened(given, agreement, folder)
     sites = [network.sites[name] for name in given.names]
     for site in sites:
         join(site, given.names, 1, {s.name: 100 for s in sites})
     for site in sites:
-        site.publishing.introduce(1)
-    for site in sites:
-        site.train(1, given.names)
+        site.begin(1, given.names)
     return network, sites
 
 
 # A relay that runs altered software
 
 
-@pytest.mark.parametrize("method", ["abps-pq-k1", "local"])
-def test_a_relay_gets_no_weights_of_a_method_without_a_server(four, tmp_path, method):
-    network, sites = begun(four, four.agreement(method), tmp_path)
-    for site in sites:
-        with pytest.raises(RequestError, match="has no server"):
-            site.star.upload(1)
-        with pytest.raises(RequestError, match="has no server"):
-            site.star.download(1, [])
-        assert all(e.kind != "weights" for e in site.store.traffic())
-    close(network)
-
-
-def test_a_server_gets_the_weights_of_its_round_once(four, tmp_path):
-    network, sites = begun(four, four.agreement("fedavg"), tmp_path)
-    with pytest.raises(RequestError, match="out of step"):
-        sites[0].star.upload(2)
-    assert len(sites[0].star.upload(1)) == 1
-    with pytest.raises(RequestError, match="out of step"):
-        sites[0].star.upload(1)
+@pytest.mark.parametrize("secure", ["yes", "no"])
+def test_a_relay_gets_no_upload_in_clear(four, tmp_path, secure):
+    """It may ask a site for everything that the scheduler may ask for: no answer holds the upload."""
+    network, sites = begun(four, four.agreement("abps-plus", **LINEAR, secure=secure), tmp_path)
+    site = sites[0]
+    site.exchanges.contribute(1)
+    upload = site.exchanges._own.messages[0].data[8:]
+    assert len(upload) > 100
+    for command, call in site.commands.items():
+        for arguments in ((), (1,), (1, []), (1, {}), (1, b"")):
+            try:
+                answer = call(*arguments)
+            except (RequestError, TypeError, ValueError, AttributeError):
+                continue
+            assert upload not in repr(answer).encode("latin1") and upload != answer, command
+    assert all(e.peer != "server" or e.kind != "upload" for e in site.store.traffic())
     close(network)
 
 
 @pytest.mark.parametrize("round", [10**9, 6, 0, -1, 1.0, "2", None, True])
 def test_a_relay_cannot_move_a_site_out_of_the_study(four, tmp_path, round):
-    network = opened(four, four.agreement("abps-pq-k1", rounds=5), tmp_path)
+    network = opened(four, four.agreement(MEAN, rounds=5), tmp_path)
     site = network.sites[four.names[0]]
     with pytest.raises(RequestError, match="cannot begin with round"):
         join(site, four.names, round)
@@ -87,8 +88,8 @@ def test_a_relay_cannot_move_a_site_out_of_the_study(four, tmp_path, round):
 
 
 def test_a_relay_cannot_begin_a_round_twice(four, tmp_path):
-    network, sites = begun(four, four.agreement("fedavg"), tmp_path)
-    sites[0].star.upload(1)
+    network, sites = begun(four, four.agreement("abps-plus", **LINEAR), tmp_path)
+    sites[0].exchanges.contribute(1)
     join(sites[0], four.names)
     with pytest.raises(RequestError, match="no round begins twice"):
         sites[0].begin(1, four.names)
@@ -119,7 +120,7 @@ def events_from(scores, rows):
 
 @pytest.mark.parametrize("floor", [0, 10])
 def test_how_many_have_the_event_does_not_follow_from_what_a_site_reports_of_its_model(four, tmp_path, floor):
-    agreement = four.agreement("abps-pq-k1", rounds=6)
+    agreement = four.agreement("fedavg", rounds=6, secure="yes")
     agreement = replace(agreement, book=replace(agreement.book, min_cell=floor))
     network = opened(four, agreement, tmp_path, Listening())
     Scheduler(network, agreement, 6, QUICK).run(four.names)
@@ -142,11 +143,11 @@ def test_how_many_have_the_event_does_not_follow_from_what_a_site_reports_of_its
     close(network)
 
 
-# Peers that send weights which are none, or claim rows that they have not
+# Peers that upload what they have not, or claim rows that they have not
 
 
 class Poisoned(LoopbackNetwork):
-    """One peer's weights are replaced on their way, from round 3 on."""
+    """One peer's uploads are replaced on their way, from round 2 on."""
 
     def __init__(self, bad: str, factor: float) -> None:
         super().__init__()
@@ -156,179 +157,40 @@ class Poisoned(LoopbackNetwork):
         send = super().sender(name)
 
         def carry(peer, what, data):
-            if what == "weights" and name == self.bad:
-                data = self.poison(data)
-            reply = send(peer, what, data)
-            return self.poison(reply) if what == "weights" and peer == self.bad and reply else reply
-
-        return carry
-
-    def poison(self, data):
-        site = self.sites[self.bad]
-        if site.context.round.talks.round < 3:
-            return data
-        self.hit += 1
-        signs = np.where(np.arange(site.context.shared) % 2, 1, -1).astype(np.float32)
-        return pack(
-            self.factor * signs,
-            site.context.codec,
-            site.context.round.talks.round,
-            site.context.sender_id(self.bad),
-        )
-
-
-def test_one_huge_message_costs_nobody_anything(six, tmp_path):
-    agreement = six.agreement("abps-pq-k1", rounds=4)
-    clean = opened(six, agreement, tmp_path / "clean")
-    Scheduler(clean, agreement, 4, QUICK).run(six.names)
-    network = opened(six, agreement, tmp_path / "poisoned", Poisoned(six.names[0], 9e5))
-    Scheduler(network, agreement, 4, QUICK).run(six.names)
-    assert network.hit > 0
-    refused = sum(
-        s.store.refusals().get((six.names[0], "implausibly large"), 0) for s in network.sites.values()
-    )
-    assert refused > 0
-    alike = []
-    for name in six.names[1:]:
-        assert np.abs(network.sites[name].store.model()).max() < 10
-        alike.append(network.sites[name].learning.test_score() - clean.sites[name].learning.test_score())
-    assert np.mean(alike) > -0.005
-    close(clean)
-    close(network)
-
-
-def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path):
-    network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
-    liar, site = sites[0].name, sites[1]
-    site.context.vectors.pop(liar)
-    vector = sites[0].context.published.vectors[0].copy()
-    vector[site.context.published.names.index("log training rows")] = 18.0
-    site.receive(liar, "vector", pack_vector(vector, 1, sites[0].context.id))
-    own = float(site.context.data.train.sizes[0])
-    assert float(site.context.method_context.sizes()[site.context.members.index(liar)]) == 10 * own
-    network2, stars = begun(four, four.agreement("fedavg"), tmp_path / "star")
-    join(stars[0], four.names, 1, dict.fromkeys(four.names, 10**30))
-    star = stars[0].context
-    assert float(star.method_context.sizes().max()) == 10 * float(star.data.train.sizes[0])
-    close(network)
-    close(network2)
-
-
-def test_a_peer_that_is_refused_too_often_is_not_heard_any_more(four, tmp_path):
-    network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
-    bad, site = sites[0].name, sites[1]
-    for _ in range(site.context.limits.refusals):
-        site.receive(bad, "message", b"x")
-    site.context.round.turned = True
-    proposal = pack_message(Message(Kind.PROPOSE, 1, 1), sites[0].context.id)
-    assert site.receive(bad, "message", proposal) == b""
-    assert site.store.refusals()[(bad, "in quarantine")] == 1
-    site.negotiation.propose(1)
-    assert bad not in site.context.round.talks.mine
-    close(network)
-
-
-# Peers that talk without end, or take places that they do not use
-
-
-class Answering(LoopbackNetwork):
-    """One peer answers as the test wants."""
-
-    def __init__(self, bad, reply) -> None:
-        super().__init__()
-        self.bad, self.reply = bad, reply
-
-    def sender(self, name):
-        send = super().sender(name)
-
-        def carry(peer, what, data):
-            if peer == self.bad and what == "message":
-                self.carried.append((name, peer, what, len(data)))
-                return self.reply(data)
+            site = self.sites[self.bad]
+            if what == "upload" and name == self.bad and site.context.round.number >= 2:
+                self.hit += 1
+                plain = site.exchanges._own.messages[0]
+                changed = NumberList.of(self.factor * plain.values, plain.form)
+                data = pack_upload(changed.data, site.context.round.number, site.context.id)
             return send(peer, what, data)
 
         return carry
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        [Kind.ACCEPT] * 4,
-        [Kind.ACCEPT],
-        [Kind.PROPOSE],
-        [Kind.CONFIRM],
-        [Kind.RELEASE],
-        [Kind.REFUSE] * 2,
-    ],
-)
-def test_answers_to_what_was_never_asked_end_the_talk(six, tmp_path, kinds):
-    bad = six.names[-1]
-    agreement = six.agreement("abps-pq-k1", rounds=1)
-
-    def told(data):
-        me = network.sites[bad].context.sender_id(bad)
-        return b"".join(pack_message(Message(k, 1, 99 + i), me) for i, k in enumerate(kinds))
-
-    network = Answering(bad, told)
-    opened(six, agreement, tmp_path, network)
-    Scheduler(network, agreement, 1, QUICK).run(six.names)
-    said = [s for s, r, what, _ in network.carried if r == bad and what == "message"]
-    assert said and all(said.count(name) <= 4 for name in six.names)
-    honest = [network.sites[name] for name in six.names[:-1]]
-    assert any(bad in {peer for peer, _ in site.store.refusals()} for site in honest)
-    assert sum(len(site.store.partners().get(1, ())) for site in honest) >= 4
-    assert all(len(site.store.traffic()) < 60 for site in honest)
-    close(network)
-
-
-def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
-    """A cheater proposes to everybody when the round begins, and never confirms."""
-    bad = six.names[0]
-
-    class Squatting(Answering):
-        def ask(self, sites, what, *arguments, seconds):
-            if what == "start" and arguments[0] == "propose":
-                t = arguments[1]
-                proposal = pack_message(Message(Kind.PROPOSE, t, 1), self.sites[bad].context.sender_id(bad))
-                for name in six.names[1:]:
-                    self.sites[name].receive(bad, "message", proposal)
-                sites = [name for name in sites if name != bad]
-            return super().ask(sites, what, *arguments, seconds=seconds)
-
-    agreement = six.agreement("abps-pq-k1", rounds=5)
-    network = opened(six, agreement, tmp_path, Squatting(bad, lambda data: b""))
-    Scheduler(network, agreement, 5, QUICK).run(six.names)
-    honest = [network.sites[name].store for name in six.names[1:]]
-    assert any(store.in_doubt() for store in honest)  # it took a place
-    assert all(len(store.in_doubt()) <= 1 for store in honest)  # of each site once: who owes is not accepted
-    assert sum(len(store.partners().get(5, ())) for store in honest) >= 4  # two pairs of five honest sites
-    close(network)
-
-
-def test_a_frame_is_not_fetched_again_and_again(four, tmp_path):
-    network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
-    bad, site = sites[0], sites[1]
-    site.context.round.turned = True
-    proposal, confirm = (
-        pack_message(Message(kind, 1, 1), bad.context.id) for kind in (Kind.PROPOSE, Kind.CONFIRM)
+@pytest.mark.parametrize("factor", [1e5, -50.0])
+def test_one_huge_upload_costs_no_more_than_its_sender_s_absence(eight, tmp_path, factor):
+    agreement, bad = eight.agreement("abps-plus", rounds=12, **LINEAR), eight.names[0]
+    clean = opened(eight, agreement, tmp_path / "clean")
+    clean.trouble = lambda sender, receiver, kind, back: (
+        (sender, kind) == (bad, "upload") and clean.sites[bad].context.round.number >= 2
     )
-    assert site.receive(bad.name, "message", proposal)
-    site.receive(bad.name, "message", confirm)
-    got = [site.receive(bad.name, "weights", bad.context.round.frames[0]) for _ in range(50)]
-    assert sum(map(bool, got)) == site.context.limits.fetches
+    Scheduler(clean, agreement, 12, QUICK).run(eight.names)
+    network = opened(eight, agreement, tmp_path / "poisoned", Poisoned(bad, factor))
+    Scheduler(network, agreement, 12, QUICK).run(eight.names)
+    assert network.hit > 4
+    alike = [network.sites[name].test_score() - clean.sites[name].test_score() for name in eight.names[1:]]
+    assert np.mean(alike) > -0.003 and min(alike) > -0.02
+    close(clean)
     close(network)
 
 
-def test_catching_up_is_bounded(four, tmp_path):
-    """Many rounds in doubt with a peer that does not answer: it is asked once."""
-    agreement = four.agreement("abps-pq-k1", rounds=50)
-    network = opened(four, agreement, tmp_path, Answering(four.names[0], lambda data: b""))
-    site = network.sites[four.names[1]]
-    for t in range(1, 31):
-        site.store._db.execute("INSERT INTO promise VALUES (?, ?, 0, 1, 'held')", (t, four.names[0]))
-    join(site, four.names, 31)
-    site.negotiation.catch_up()
-    assert len(network.carried) == 1
+@pytest.mark.parametrize("rows", [10**8, 10**30])
+def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path, rows):
+    network, sites = begun(four, four.agreement("abps-plus", **LINEAR), tmp_path)
+    join(sites[0], four.names, 1, dict.fromkeys(four.names, rows))
+    context = sites[0].context
+    assert float(context.method_context.sizes().max()) == 10 * float(context.data.train.sizes[0])
     close(network)
 
 
@@ -363,17 +225,16 @@ LIES = [
     ("hello", lambda facts: facts | {"validation": {"x": 1}}),
     ("hello", lambda facts: facts | {"agreement": 7}),
     ("open", "done"),
-    ("train", ["done"]),
-    ("propose", ["done", "many"]),
-    ("propose", ["done", None]),
-    ("settle", ["done", 10**9]),
-    ("settle", ["done", -4]),
+    ("contribute", ["done"]),
+    ("contribute", ["done", "many"]),
+    ("contribute", ["done", -4]),
+    ("contribute", ["done", 10**9]),
     ("conclude", ["done", "x"]),
     ("conclude", ["done", 1e9]),
     ("conclude", lambda told: ["done", [1e9, told[1][1], False]]),
     ("conclude", lambda told: ["done", [0.5, None, False]]),
-    ("conclude", lambda told: ["done", [0.5, {"edges": 1}, False]]),
-    ("conclude", lambda told: ["done", [0.5, told[1][1] | {"edges": 10**15}, False]]),
+    ("conclude", lambda told: ["done", [0.5, {"bytes": 1}, False]]),
+    ("conclude", lambda told: ["done", [0.5, told[1][1] | {"bytes": 10**15}, False]]),
     ("conclude", lambda told: ["done", [0.5, told[1][1] | {"partners": [1]}, False]]),
 ]
 
@@ -381,7 +242,7 @@ LIES = [
 @pytest.mark.parametrize(("question", "lie"), LIES)
 def test_a_liar_is_left_out_and_the_job_goes_on(four, tmp_path, question, lie):
     bad = four.names[2]
-    agreement = four.agreement("abps-pq-k1", rounds=2)
+    agreement = four.agreement(MEAN, rounds=2)
     network = opened(four, agreement, tmp_path, Lying(bad, question, lie))
     report = Scheduler(network, agreement, 2, QUICK).run(four.names)
     assert [r.round for r in report.rounds] == [1, 2]
@@ -392,30 +253,9 @@ def test_a_liar_is_left_out_and_the_job_goes_on(four, tmp_path, question, lie):
     close(network)
 
 
-def _frame(site, value, round=1):
-    weights = np.full(site.context.shared, value, dtype=np.float32)
-    return [pack(weights, site.context.codec, round, site.context.sender_id(site.name))]
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 9e5, None])
-def test_a_server_averages_no_nonsense(four, tmp_path, value):
+def test_the_scheduler_caps_claimed_rows(four, tmp_path):
     bad = four.names[2]
-    agreement = four.agreement("fedavg", rounds=1)
-    network = Lying(
-        bad, "upload", lambda honest: ["x"] if value is None else _frame(network.sites[bad], value)
-    )
-    opened(four, agreement, tmp_path, network)
-    report = Scheduler(network, agreement, 1, QUICK).run(four.names)
-    assert len(report.rounds) == 1
-    for name in set(four.names) - {bad}:
-        model = network.sites[name].store.model()
-        assert np.isfinite(model).all() and np.abs(model).max() < 10
-    close(network)
-
-
-def test_a_server_caps_claimed_rows(four, tmp_path):
-    bad = four.names[2]
-    agreement = four.agreement("fedavg", rounds=1)
+    agreement = four.agreement(MEAN, rounds=1)
     network = opened(four, agreement, tmp_path, Lying(bad, "hello", lambda f: f | {"rows": 10**8}))
     Scheduler(network, agreement, 1, QUICK).run(four.names)
     told = network.sites[four.names[0]].context.rows
@@ -440,7 +280,7 @@ def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path,
     app = pytest.importorskip("abps.sites.flare.app")
     opening = pytest.importorskip("abps.sites.flare.opening")
     name, secret = four.names[0], "Anna Example, born 1950-02-03"
-    agreement = four.agreement("abps-pq-k1")
+    agreement = four.agreement("abps-plus", **LINEAR)
     frame = pl.read_parquet(four.tables[name])
     if broken == "table":
         frame = frame.with_columns(pl.lit(secret).alias(four.roles.label))
@@ -456,7 +296,7 @@ def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path,
     if broken == "allowed":
         agreement = replace(agreement, method="secretpackage.module:NAME")
     site = app.FlareSite(SignedProposal(Proposal(agreement.study, agreement)).text())
-    site.begin(opening.SiteJob(name, tmp_path, "job", site.proposal, 60.0), Membership(tmp_path), {}, False)
+    site.begin(opening.SiteJob(name, tmp_path, "job", site.proposal), Membership(tmp_path), {}, False)
     site._start(Command.OPEN)
     site._work.join()
     assert site._poll() == [broken, None]
@@ -466,7 +306,7 @@ def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path,
 
 def test_the_scheduler_repeats_no_words_of_a_site(four, tmp_path):
     bad = four.names[2]
-    agreement = four.agreement("abps-pq-k1", rounds=1)
+    agreement = four.agreement(MEAN, rounds=1)
     network = opened(four, agreement, tmp_path, Lying(bad, "open", ["Anna Example has [red]sepsis[/]", None]))
     report = Scheduler(network, agreement, 1, QUICK).run(four.names)
     assert report.left_out == {bad: "its answer is not valid"}
@@ -480,7 +320,7 @@ def test_the_operator_reads_who_was_left_out(capsys):
 
 
 def test_a_table_swapped_between_jobs_is_refused(four, tmp_path):
-    agreement = four.agreement("abps-pq-k1")
+    agreement = four.agreement("abps-plus", **LINEAR)
     network = LoopbackNetwork()
     name, other = four.names[:2]
     for _ in range(2):  # the same table opens again

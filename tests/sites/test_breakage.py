@@ -6,6 +6,7 @@ import gc
 import itertools
 import tracemalloc
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +19,15 @@ from abps.sites.store.rows import LogEntry, RoundRecord
 from abps.sites.store.store import Store
 
 from .loopback import LoopbackNetwork
-from .network import agree_about_partners, close, counted_once, open_site
+from .network import close, open_site
 
 QUICK = Timeouts(poll=0.0)
 LINEAR = {"model": "linear", "standardise": "own", "epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "foreign")
 
 
 def job(given, agreement, folder, rounds, network=None, **more):
@@ -31,19 +37,19 @@ def job(given, agreement, folder, rounds, network=None, **more):
     return network, Scheduler(network, agreement, rounds, QUICK).run(given.names)
 
 
-def test_clocks_that_jump_change_nothing(four, tmp_path):
-    """The wall clock, by decades at every message: models, partners and the log are in order. (Waiting and
+def test_clocks_that_jump_change_nothing(four, tmp_path, monkeypatch):
+    """The wall clock, by decades at every message: models and the log are in order. (Waiting and
     rates follow a clock that only goes forward.)"""
-    agreement = four.agreement("abps-pq-k1", rounds=3, **LINEAR)
+    agreement = four.agreement("federated_mean:ENDLESS", rounds=3, **LINEAR)
     days = itertools.cycle(["2026-11-17", "1970-01-01", "2099-12-31"])
-    clocks = {"stamp": lambda: f"{next(days)}T00:00:00.000+00:00"}
     plain, _ = job(four, agreement, tmp_path / "plain", 3)
-    jumping, report = job(four, agreement, tmp_path / "jumping", 3, **clocks)
+    monkeypatch.setattr("abps.sites.node.transport.utc", lambda: f"{next(days)}T00:00:00.000+00:00")
+    jumping, report = job(four, agreement, tmp_path / "jumping", 3)
     assert not any(r.missing for r in report.rounds)
     for name in four.names:
         one, other = plain.sites[name], jumping.sites[name]
         assert np.array_equal(one.models, other.models)
-        assert one.store.partners() == other.store.partners()
+        assert one.store.broadcasts() == other.store.broadcasts()
         assert audit.verify(other.store, None).faults == ()
         assert not other.store.refusals()
     close(plain)
@@ -51,12 +57,12 @@ def test_clocks_that_jump_change_nothing(four, tmp_path):
 
 
 def test_a_disk_that_is_closed_leaves_one_site_out_and_nothing_half_written(four, tmp_path):
-    agreement = four.agreement("abps-pq-k1", rounds=4, **LINEAR)
+    agreement = four.agreement("federated_mean:ENDLESS", rounds=4, **LINEAR)
     broken = four.names[1]
 
     class Closing(LoopbackNetwork):
         def ask(self, sites, what, *arguments, seconds):
-            if what == "start" and arguments[:2] == ("train", 2):
+            if what == "start" and arguments[:2] == ("contribute", 2):
                 self.sites[broken].store._db.execute("PRAGMA query_only = 1")
             return super().ask(sites, what, *arguments, seconds=seconds)
 
@@ -70,13 +76,12 @@ def test_a_disk_that_is_closed_leaves_one_site_out_and_nothing_half_written(four
         closing(Store.look(tmp_path / f"{broken}.sqlite")) as seen,
         pytest.raises(RequestError, match="left"),
     ):
-        seen.log(LogEntry("now", 1, "x", True, "weights", 1, "y"))
+        seen.log(LogEntry("now", 1, "x", True, "upload", 1, "y"))
     # When there is room again it goes on where it was.
     network, report = job(four, agreement, tmp_path, 1)
     store = network.sites[broken].store
     assert [r.number for r in store.rounds()] == [1, 4] and audit.verify(store, None).faults == ()
-    counted_once(store)
-    agree_about_partners({n: s.store for n, s in network.sites.items()}, 1, doubt=True)
+    assert list(store.broadcasts()) == [1, 2, 3, 4]
     close(network)
 
 
@@ -85,16 +90,14 @@ def test_a_full_disk_leaves_the_last_round_whole(tmp_path):
     store = Store.open(path, "a", "agreement")
 
     def finish(t, weights):
-        return store.finish(
-            RoundRecord(t, np.ones(weights, np.float32), {}, {}, (), "", 0.5, ("a",), b"state")
-        )
+        return store.finish(RoundRecord(t, np.ones(weights, np.float32), (), "", 0.5, ("a",), b"state"))
 
     assert finish(1, 10)
     store._db.execute("PRAGMA max_page_count = 1")  # as many as there are
     with pytest.raises(RequestError, match=r"full.*left as it is"):
         finish(2, 1_000_000)
     with pytest.raises(RequestError, match="full"):
-        store.log(*[LogEntry("now", 2, "b", True, "weights", 1, "y" * 1000) for _ in range(2000)])
+        store.log(*[LogEntry("now", 2, "b", True, "upload", 1, "y" * 1000) for _ in range(2000)])
     assert store.round == 1 and store.traffic() == [] and len(store.model()) == 10
     store.close()
     store = Store.open(path, "a", "agreement")  # there is room again
@@ -104,7 +107,7 @@ def test_a_full_disk_leaves_the_last_round_whole(tmp_path):
 
 def test_many_rounds_need_no_more_memory(four, tmp_path):
     """Thirty rounds here."""
-    agreement = four.agreement("abps-pq-k1", rounds=40, **LINEAR)
+    agreement = four.agreement("federated_mean:ENDLESS", rounds=40, **LINEAR)
     network = LoopbackNetwork()
     for name in four.names:
         open_site(four, name, agreement, tmp_path, network)

@@ -24,7 +24,7 @@ from abps.sites.protocol.commands import Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
 
 from .loopback import LoopbackNetwork
-from .network import OPEN, close, open_site
+from .network import LINEAR, OPEN, close, open_site
 
 #: A site of the tests has 96 rows or more, and three events or more.
 ASKING = Policy("ask", events=3)
@@ -56,18 +56,19 @@ def home(four, network, tmp_path):
     return kit
 
 
-def signed_study(four, network, method="abps-pq-k1", members=(), floor=10, **settings) -> SignedProposal:
+def signed_study(four, network, method="abps-plus", members=None, floor=10, **settings) -> SignedProposal:
     rounds = settings.pop("rounds", 5)
-    agreement = four.agreement(method, rounds=rounds, **settings)
+    agreement = four.agreement(method, rounds=rounds, **(LINEAR | settings))
     agreement = replace(agreement, book=replace(agreement.book, min_cell=floor))
-    return sign(Proposal(agreement.study, agreement, members), read_signer(network.operator))
+    named = four.names if members is None else members
+    return sign(Proposal(agreement.study, agreement, named), read_signer(network.operator))
 
 
 def opening(kit: Path, signed: SignedProposal):
     """What a site answers when a job opens it, and the site."""
     app = pytest.importorskip("abps.sites.flare.app")
     site = app.FlareSite(signed.text())
-    site.begin(SiteJob(kit.name, kit / "local", "job", signed.text(), 60.0), Membership(kit), {}, False)
+    site.begin(SiteJob(kit.name, kit / "local", "job", signed.text()), Membership(kit), {}, False)
     site._start("open")
     site._work.join()
     said = site._poll()[0]
@@ -96,8 +97,8 @@ def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
     (waiting,) = json.loads(out)
     assert code == 0 and waiting["decision"] is None and waiting["operator"] == network.operator.name
     terms = waiting["terms"]
-    assert terms["method"] == "abps-pq-k1" and terms["rounds"] == 5 and terms["codec"] == "bf16"
-    assert "age" in terms["columns"] and terms["server sees the models"] is False
+    assert terms["method"] == "abps-plus" and terms["rounds"] == 5
+    assert "age" in terms["columns"] and terms["who sees our uploads"] == "each coordinator"
     code, _, err = command(capsys, "site", "approve", home, "test", "--by", "Ada Example")
     assert code == 2 and f"the latest is {study.proposal.digest()[:16]}" in " ".join(err.split())
     code, out, _ = approve(capsys, home, study, "Ada Example")
@@ -119,17 +120,17 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
     values = json.loads(out)
     assert code == 0 and not list((home / "local" / "studies").glob("*.sqlite"))
     by = {(v["what"], v["name"]): v for v in values}
-    rate = by[("metadata", "positive rate")]
-    assert rate["to"] == "every member" and rate["clear"] is False
+    (upload,) = [v for v in values if v["what"] == "scores"]
+    assert upload["to"].startswith("the coordinator") and upload["clear"] is False
     approve(capsys, home, study)
-    # What it shows is what a site publishes: the same names, the same values.
+    # What it shows is what a site sends: as many numbers.
     agreement = study.proposal.agreement
     site = open_site(four, home.name, agreement, tmp_path, LoopbackNetwork())
-    told = dict(zip(site.context.published.names, site.context.published.vectors[0].tolist(), strict=True))
-    assert {v["name"]: v["value"] for v in values if v["what"] == "metadata"} == told
+    own = site.context.method.upload(
+        site.context.method_context, site.context.method.init(site.context.method_context), 1
+    )
+    assert upload["value"] == len(own.messages[0].values)
     assert by[("report", "training rows")]["value"] == site.hello()["rows"]
-    weights = next(v for v in values if v["what"] == "weights")
-    assert weights["value"] == site.context.shared and weights["to"] == "partners of the round"
     site.store.close()
     assert (tmp_path / "l.csv").read_text().count("\n") == len(values) + 1
     _, shown, _ = command(capsys, "site", "preview", home, "test")
@@ -148,10 +149,10 @@ def test_an_approval_is_of_one_proposal(four, network, home, capsys):
     approve(capsys, home, signed_study(four, network))
     for other in (
         signed_study(four, network, rounds=6),
-        signed_study(four, network, gamma="0.5"),
-        signed_study(four, network, members=four.names),
+        signed_study(four, network, steps="4"),
+        signed_study(four, network, members=four.names[:3]),
         signed_study(four, network, floor=12),
-        signed_study(four, network, "abps"),
+        signed_study(four, network, "glm-exact", secure="yes"),
     ):
         assert opening(home, other) == "approval"
     assert opening(home, signed_study(four, network)) == "done"
@@ -166,7 +167,7 @@ def test_refused_and_withdrawn(four, network, home, capsys):
     assert opening(home, study) == "done"
     assert command(capsys, "site", "withdraw", home, "test", "--by", "Ada")[0] == 0
     assert opening(home, study) == "withdrawn"
-    later = signed_study(four, network, members=four.names)
+    later = signed_study(four, network, members=four.names[:3])
     assert opening(home, later) == "withdrawn"  # a withdrawal is from the study, whatever is proposed
     approve(capsys, home, later, "Bo")
     assert opening(home, later) == "done"
@@ -176,12 +177,11 @@ def test_refused_and_withdrawn(four, network, home, capsys):
 @pytest.mark.parametrize(
     ("asked", "policy"),
     [
-        (("fedavg", {}), ASKING),
-        (("abps-pq-k1", {}), replace(ASKING, methods=("abps", "abps-plus"))),
-        (("abps-pq-k1", {}), replace(ASKING, models=("gam",))),
-        (("abps-pq-k1", {"epochs": "1000000000"}), ASKING),
-        (("abps-pq-k1", {"rounds": 6}), replace(ASKING, rounds=5)),
-        (("abps-pq-k1", {"floor": 9}), ASKING),
+        (("abps-plus", {}), replace(ASKING, methods=("glm-exact",))),
+        (("abps-plus", {}), replace(ASKING, models=("gam",))),
+        (("fedavg", {"epochs": "1000000000", "secure": "yes"}), ASKING),
+        (("abps-plus", {"rounds": 6}), replace(ASKING, rounds=5)),
+        (("abps-plus", {"floor": 9}), ASKING),
     ],
 )
 def test_what_the_policy_rules_out_is_not_even_asked(four, network, home, asked, policy):
@@ -202,7 +202,7 @@ def test_what_no_operator_signed_is_not_trusted(four, network, home, tmp_path):
     site_file(four, home.name, home / "local", OPEN).write(home / "local")
     good = signed_study(four, network)
     other = kits.provision(tmp_path / "other", ["a", "b"], "localhost", 18997)
-    changed = replace(good.proposal, members=four.names)
+    changed = replace(good.proposal, members=four.names[:3])
     for signed, words in (
         (SignedProposal(good.proposal), "not signed"),
         (sign(good.proposal, read_signer(network.sites[four.names[1]])), "no operator"),
@@ -311,7 +311,7 @@ def consenting(folder: Path, name: str, signed: SignedProposal, policy=ASKING) -
 
 def running(four, folder, policies=None, members=(), between=lambda t, consents: None):
     """Four sites with consent of their own; ``between`` is called before each round."""
-    agreement = four.agreement("abps-pq-k1", rounds=4)
+    agreement = four.agreement("abps-plus", rounds=4, **LINEAR)
     signed = SignedProposal(Proposal(agreement.study, agreement, members))
     consents = {
         name: consenting(folder, name, signed, (policies or {}).get(name, ASKING)) for name in four.names
@@ -319,8 +319,8 @@ def running(four, folder, policies=None, members=(), between=lambda t, consents:
 
     class Clock(LoopbackNetwork):
         def ask(self, sites, what, *arguments, seconds):
-            if what == "start" and arguments[0] == "train":  # a round begins with its training
-                between(arguments[1], consents)
+            if what == "begin":
+                between(arguments[0], consents)
             return super().ask(sites, what, *arguments, seconds=seconds)
 
     network = Clock()
@@ -353,14 +353,14 @@ def test_a_site_that_withdraws_takes_no_part_from_the_next_round_on(four, tmp_pa
 
 def test_the_hours_and_bytes_of_a_policy_end_a_sites_part(four, tmp_path):
     frugal = four.names[0]
-    network, conductor = running(four, tmp_path, {frugal: replace(ASKING, bytes=40_000)})
+    network, conductor = running(four, tmp_path, {frugal: replace(ASKING, bytes=1500)})
     report = conductor.run(four.names)
-    assert [frugal in r.present for r in report.rounds] == [True, True, False, False]
+    assert [frugal in r.present for r in report.rounds] == [True, False, False, False]
     assert "spent" in report.rounds[-1].missing[frugal]
-    assert 40_000 <= sum(network.sites[frugal].store.sent_bytes().values()) < 80_000
-    assert sum(network.sites[four.names[1]].store.sent_bytes().values()) > 80_000
+    sent = {name: sum(network.sites[name].store.sent_bytes().values()) for name in four.names[:2]}
+    assert 1500 <= sent[frugal] < sent[four.names[1]]
     close(network)
-    signed = SignedProposal(Proposal("test", four.agreement("abps-pq-k1")))
+    signed = SignedProposal(Proposal("test", four.agreement("abps-plus", **LINEAR)))
     short = consenting(tmp_path / "hours", "a", signed, replace(ASKING, hours=1.0))
     short.round(0, lambda: 0.0)
     short.round(0, lambda: 3500.0)

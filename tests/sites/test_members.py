@@ -26,7 +26,7 @@ from abps.sites.protocol.commands import Command, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
 
 from .loopback import LoopbackNetwork
-from .network import close, open_site
+from .network import LINEAR, close, open_site
 from .test_cli import call
 
 
@@ -256,7 +256,7 @@ def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
                 received.update(dict.fromkeys(sites, arguments[0]))
             return super().ask(sites, command, *arguments, seconds=seconds)
 
-    network, agreement = Network(), six.agreement("abps-pq-k1")
+    network, agreement = Network(), six.agreement("abps-plus", **LINEAR)
     for name in six.names:
         open_site(six, name, agreement, tmp_path, network)
     gone = six.names[2]

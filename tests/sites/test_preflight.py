@@ -21,7 +21,7 @@ from abps.cli.main import main
 from abps.sites.consent import preflight
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
-from abps.sites.node.status_file import NOW, StatusFile, read_status
+from abps.sites.node.status import NOW, StatusFile, read_status
 
 from .test_cli import call
 
@@ -263,19 +263,22 @@ def test_what_a_job_is_waiting_for(north, made, capsys):
     code, found = told(capsys, north)
     assert found["job"] == ("ok", "no job has run from this kit yet")
     board = StatusFile(north / "local", "icu")
-    board.write(3, "train")
+    board.write(3, "contribute")
     assert (
-        read_status(north / "local").step == "train" and read_status(north / "local").process == os.getpid()
+        read_status(north / "local").step == "contribute"
+        and read_status(north / "local").process == os.getpid()
     )
     _, found = told(capsys, north)
-    assert found["job"][0] == "ok" and "study icu, round 3: training for" in found["job"][1]
+    assert (
+        found["job"][0] == "ok" and "study icu, round 3: uploading to the coordinator for" in found["job"][1]
+    )
     code, found = told(capsys, north, "--after", 0)
     assert code == 3 and found["job"][0] == "fail" and "look at the logs" in found["job"][1]
     path = north / "local" / NOW
     gone = json.loads(path.read_text()) | {"process": 2**22 + 1, "waiting": ["south"]}
     path.write_text(json.dumps(gone))
     code, found = told(capsys, north)
-    assert found["job"][0] == "warn" and "is gone, in the midst of training" in found["job"][1]
+    assert found["job"][0] == "warn" and "is gone, in the midst of uploading" in found["job"][1]
     board.write(4, "done")
     assert "the last job ended" in told(capsys, north)[1]["job"][1]
     assert "job" not in told(capsys, made.operator)[1]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.core.protocol import Record, Stage
-from abps.sites.store.rows import EntryKind, Evidence, LogEntry, RoundRecord
+from abps.sites.store.rows import EntryKind, LogEntry, RoundRecord
 from abps.sites.store.store import Store
 
 
@@ -21,8 +20,6 @@ def finished(t=1, **changes):
     given = {
         "round": t,
         "weights": np.arange(6, dtype=np.float32) + t,
-        "beliefs": {"bea": Evidence(0.7 * t, 0.3 * t, t)},
-        "observations": {"bea": 0.7},
         "partners": ("bea",),
         "rest": "",
         "validation": 0.6,
@@ -41,26 +38,20 @@ def fresh(path):
 
 def test_what_is_written_is_read_back_after_reopening(path):
     store = fresh(path)
-    assert store.round == 0 and store.model() is None and store.beliefs() == {}
+    assert store.round == 0 and store.model() is None
     assert store.finish(finished(1))
     store.keep_best()
     assert store.finish(finished(2, validation=float("nan")))
-    kept = (Record("bea", True, 1, Stage.MATCHED), Record("cyr", False, 2, Stage.HELD))
-    store.promise(2, kept)
-    entry = LogEntry("2026-01-01T00:00:00", 2, "bea", True, EntryKind.WEIGHTS, 123, "partner of round 2")
+    entry = LogEntry("2026-01-01T00:00:00", 2, "bea", True, EntryKind.UPLOAD, 123, "partner of round 2")
     store.log(entry)
     store.refused("eve", "wrong round", "round 9")
     store.refused("eve", "wrong round", "round 10")
     store.close()
     store = fresh(path)
     assert store.round == 2
-    assert store.beliefs() == {"bea": Evidence(1.4, 0.6, 2)}
-    assert store.observations() == {(1, "bea"): 0.7, (2, "bea"): 0.7}
     np.testing.assert_array_equal(store.model(), np.arange(6, dtype=np.float32) + 2)
     np.testing.assert_array_equal(store.model("best"), np.arange(6, dtype=np.float32) + 1)
-    assert set(store.promises(2)) == set(kept) and store.in_doubt() == [2]
-    assert store.partners() == {2: {"bea"}}
-    assert store.traffic() == [entry] and store.sent_bytes() == {"weights": 123}
+    assert store.traffic() == [entry] and store.sent_bytes() == {"upload": 123}
     assert store.refusals() == {("eve", "wrong round"): 2}
     assert [r.validation for r in store.rounds()] == [0.6, None]
     store.close()
@@ -69,9 +60,9 @@ def test_what_is_written_is_read_back_after_reopening(path):
 def test_a_round_is_counted_once(path):
     store = fresh(path)
     assert store.finish(finished(1))
-    before = store.beliefs()
-    assert not store.finish(finished(1, beliefs={"bea": Evidence(9.0, 9.0, 9)}, observations={"bea": 0.1}))
-    assert store.beliefs() == before and store.observations() == {(1, "bea"): 0.7}
+    before = store.rounds()
+    assert not store.finish(finished(1, weights=np.zeros(6, dtype=np.float32), validation=0.1))
+    assert store.rounds() == before and store.model()[0] == 1.0
     store.close()
 
 
@@ -79,9 +70,8 @@ def test_a_round_that_fails_halfway_leaves_nothing(path):
     store = fresh(path)
     store.finish(finished(1))
     with pytest.raises((TypeError, sqlite3.Error)):
-        store.finish(finished(2, beliefs={"bea": Evidence(1.0, None, 1)}))
-    assert store.round == 1 and store.observations() == {(1, "bea"): 0.7}
-    assert store.beliefs() == {"bea": Evidence(0.7, 0.3, 1)}
+        store.finish(finished(2, broadcasts={2: None}))
+    assert store.round == 1 and len(store.rounds()) == 1 and store.model()[0] == 1.0
     assert store.finish(finished(2))
     store.close()
 
@@ -137,7 +127,7 @@ def test_somebody_elses_database_is_refused(path):
     refused_and_untouched(path, "something else")
 
 
-@pytest.mark.parametrize(("version", "words"), [(99, "newer version"), (5, "older version")])
+@pytest.mark.parametrize(("version", "words"), [(99, "newer version"), (6, "older version")])
 def test_another_schema_is_refused(path, version, words):
     fresh(path).close()
     db = sqlite3.connect(path)
@@ -160,7 +150,7 @@ def test_flipped_bits_are_noticed_or_harmless(path):
     """Whatever byte is damaged: the store is refused, or all it says of rounds is still right."""
 
     def all_of(store):
-        kept = (store.beliefs(), store.observations(), store.rounds(), store.broadcasts(), store.state())
+        kept = (store.rounds(), store.broadcasts(), store.state())
         return store.round, store.model().tolist(), kept
 
     store = fresh(path)
@@ -209,30 +199,15 @@ def test_no_store_yet(tmp_path):
         Store.look(tmp_path / "nothing.sqlite")
 
 
-def credit(t, peer):
-    return ((t * 37 + len(peer) * 11) % 100) / 100
-
-
-def peers_of(t):
-    return ("bea", "cyrus") if t % 3 else ("bea",)
-
-
 def finish_rounds_until_killed(path, pipe):
     """The life of a site's process that does nothing but finish rounds and report them."""
     store = fresh(path)
     os.write(pipe, f"open {store.round}\n".encode())
     while True:
         t = store.round + 1
-        store.promise(t, [Record(peer, True, 1, Stage.MATCHED) for peer in peers_of(t)])
-        beliefs = store.beliefs()
-        for peer in peers_of(t):
-            store.log(LogEntry("now", t, peer, True, EntryKind.WEIGHTS, 100, "partner of this round"))
-            old = beliefs.get(peer, Evidence(0.0, 0.0, 0.0))
-            value = credit(t, peer)
-            beliefs[peer] = Evidence(old.gain + value, old.loss + 1 - value, old.count + 1)
-        observed = {peer: credit(t, peer) for peer in peers_of(t)}
+        store.log(LogEntry("now", t, "bea", True, EntryKind.UPLOAD, 100, "upload of this round"))
         weights = np.full(5000, t, dtype=np.float32)
-        store.finish(RoundRecord(t, weights, beliefs, observed, peers_of(t), "", 0.5))
+        store.finish(RoundRecord(t, weights, ("bea",), "", 0.5, broadcasts={t: bytes([t % 256])}))
         os.write(pipe, f"done {t}\n".encode())
 
 
@@ -262,15 +237,10 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(path):
         store = fresh(path)
         last = store.round
         assert last in (reported, reported + 1)  # the last one may have been written and not reported
-        expected = {(t, peer): credit(t, peer) for t in range(1, last + 1) for peer in peers_of(t)}
-        assert store.observations() == expected
-        for peer, evidence in store.beliefs().items():
-            values = [value for (_, name), value in expected.items() if name == peer]
-            assert evidence.count == len(values)
-            assert evidence.gain == pytest.approx(sum(values), abs=1e-9)
+        assert store.broadcasts() == {t: bytes([t % 256]) for t in range(1, last + 1)}
         assert [row.number for row in store.rounds()] == list(range(1, last + 1))
         if last:
             assert set(store.model().tolist()) == {float(last)}
-        assert set(store.partners()) <= set(range(1, last + 2))
+        assert {entry.round for entry in store.traffic()} >= set(range(1, last + 1))
         store.close()
     assert last >= 12

@@ -63,7 +63,7 @@ def kit(tmp_path):
 def submitted(monkeypatch, six, kit, relay, wait=60.0):
     monkeypatch.setattr(jobs, "new_secure_session", relay)
     monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
-    return jobs.submit(kit, six.agreement("abps"), 1, wait=wait)
+    return jobs.submit(kit, six.agreement("abps-plus"), 1, wait=wait, members=six.names)
 
 
 def test_a_relay_that_is_killed_while_it_sends_the_report_is_asked_again(monkeypatch, six, kit):
@@ -139,7 +139,7 @@ def test_a_job_that_does_not_end(monkeypatch, six, kit):
 
 def report(first, last, **more):
     rounds = [{"round": t} for t in range(first, last + 1)]
-    return {"first": first, "rounds": rounds, "stopped_early": False, "bytes": {"edge": last}, **more}
+    return {"first": first, "rounds": rounds, "stopped_early": False, "bytes": last, **more}
 
 
 def played(*parts):
@@ -167,7 +167,7 @@ def test_jobs_follow_each_other_to_the_end_of_a_study(told):
     once = played(report(1, 4), gone, jobs.RelayLost("away"), gone, report(7, 10), report(11, 12))
     done = jobs.to_the_end(once, 12, told.append)
     assert [r["round"] for r in done.report["rounds"]] == [1, 2, 3, 4, 7, 8, 9, 10, 11, 12]
-    assert done.report["first"] == 1 and done.report["bytes"] == {"edge": 4 + 10 + 12}
+    assert done.report["first"] == 1 and done.report["bytes"] == 4 + 10 + 12
     assert told == [
         "job job: round 4 of 12", "the job is lost", "away", "the job is lost", "job job: round 10 of 12",
         "job job: round 12 of 12",

@@ -33,7 +33,7 @@ from abps.cli.site_command import (
     study_store,
 )
 from abps.core.errors import RequestError
-from abps.data.prepare import codebook, excluded_columns, with_statistics
+from abps.data.prepare import codebook, excluded_columns
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import approval, preflight, sharing, sitefile
 from abps.sites.consent import backup as copies
@@ -78,17 +78,12 @@ def init(
     allow: Annotated[
         str, typer.Option(help="Comma-separated packages besides abps that jobs may name.")
     ] = "",
-    statistics: Annotated[
-        bool, typer.Option("--statistics", help="Add counts, means and groups of numeric columns.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="The study's seed, for --statistics: of its training rows.")] = 11,
     as_json: options.Json = False,
 ) -> None:
     """Name this site's own table. Nothing of it leaves the machine.
 
     Writes abps-site.json, and codebook.json: names of columns and category levels, which the sites exchange
-    to agree on what their models see. Read it before you share it. With --statistics it also holds a summary
-    of each numeric column, from which common scales follow; linear and additive models need them.
+    to agree on what their models see. Read it before you share it.
 
     Example: abps site init --kit kits/north --table stays.parquet --label died --patient patient
     """
@@ -115,8 +110,6 @@ def init(
     book = replace(
         codebook(rows, seed=0, min_cell=MIN_CELL), events=found.event_words, others=found.other_words
     )
-    if statistics:
-        book = with_statistics(book, rows, seed)
     files.write_json(folder / sitefile.CODEBOOK, book.to_json())
     written = [own.write(folder), folder / sitefile.CODEBOOK]
     kept_back = excluded_columns(rows, book)
@@ -206,8 +199,7 @@ def share(kit: Kit, by: By, as_json: options.Json = False) -> None:
     line = sharing.share(own.journal(kit), book, by)
     person, what = line.facts["by"], f"{len(book.sources)} columns"
     summary = {"site": own.site, "codebook": line.facts["codebook"], "by": person, "at": line.at}
-    more = ", with their statistics" if book.site_statistics else ""
-    emit(as_json, summary, f"{own.site}: {person} shares the codebook ({what}{more}) with operators")
+    emit(as_json, summary, f"{own.site}: {person} shares the codebook ({what}) with operators")
 
 
 def preview(

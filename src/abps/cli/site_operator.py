@@ -193,8 +193,7 @@ def _show_report(report: dict[str, Any] | None, expected: tuple[str, ...] = ()) 
     for r in report.get("rounds", []):
         missing = ", ".join(sorted({*r["missing"], *left_out})) or "-"
         row = {"round": r["round"], "sites": len(r["present"]), "missing": missing}
-        row |= {"pairs": sum(r["partners"].values()) // 2, "edge bytes": r["edge"]}
-        rows.append(row | {"control bytes": r["control"], "validation AUROC": r["validation"]})
+        rows.append(row | {"bytes": r["bytes"], "validation AUROC": r["validation"]})
     show_rows(rows)
     for name, why in sorted(left_out.items()):
         say(f"{name} was left out: {why}")
@@ -323,12 +322,12 @@ def rehearse(
 def _study_settings(
     method: str, pairs: list[str] | None, model: str | None, rounds: int | None
 ) -> tuple[dict[str, str], int]:
-    """The settings and rounds of a study; methods with a coordinator send masked sums by default."""
+    """The settings and rounds of a study; sites send masked sums by default."""
     from abps.methods.settings import configure
 
     settings = options.settings(pairs, model)
     config = configure(method, settings, rounds)
-    if config.kind == "coordinated":
+    if config.kind in ("coordinated", "star"):
         settings.setdefault("secure", "yes")
     return settings, config.stop.rounds
 

@@ -26,10 +26,8 @@ def counting_of(method: Method, seed: int) -> HistogramSum | None:
 
 
 def to_count(method: Method, book: Codebook) -> tuple[str, ...]:
-    """What centers that show sums alone have to count before a study, where a codebook does not say it:
-    columns without a common scale, and statistics of an outcome that is not settled yet."""
-    if not method.privacy.secure:
-        return ()
+    """What sites count under masks before a study, where a codebook does not say it: columns without a common
+    scale, and statistics of an outcome that is not settled yet."""
     known = {} if book.statistics is None else book.statistics.scales
     common = method.training.standardise == "common"
     lacking = [name for name in book.numbers if name not in known] if common else []

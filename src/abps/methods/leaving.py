@@ -6,16 +6,15 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from abps.core import streams
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.outcome import parse_outcome
-from abps.data.prepare import center_summaries, numeric_rows, prepare
-from abps.data.scales import FIRST, ColumnSummary, group_count, outcome_columns, published_counts
+from abps.data.prepare import numeric_rows, prepare
+from abps.data.scales import FIRST, published_counts
 from abps.data.split import assign_splits
 from abps.methods.accounting import to_count
 from abps.methods.base import Context, Method, with_derived
@@ -31,7 +30,7 @@ from abps.wire.frames import frame_size
 class Value:
     """One value that would leave.
 
-    what: codebook, statistics, counts, metadata, weights, sums or scores.  name: of which column or entry.
+    what: codebook, counts, metadata, weights, sums or scores.  name: of which column or entry.
     value: itself; of weights and scores, how many there are.  when: once, every round, or in which round.
     """
 
@@ -54,18 +53,9 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     context = Context(learner, data, streams.center_ids(data.centers), seed, method.stop.rounds)
     found = [Value("codebook", column.name, column.kind) for column in book.columns]
     found += [Value("codebook", f"outcome {name}", "a class") for name in book.outcome.names]
-    numbers = book.numbers if training.standardise == "common" else ()
-    # Statistics of the outcome, from which the codebook's grid or scale was estimated.
-    asked = parse_outcome(book.outcome.asked)
-    about = outcome_columns(asked) if book.statistics_source is not None else ()
     lacking = to_count(method, book)
     if lacking:
         found += _counts(lacking, table, book, seed)
-    elif numbers or about:
-        split = assign_splits(table, seed, book.shared_patients)
-        unsettled = replace(table, outcome=asked) if about else table
-        for summary in center_summaries(unsettled, split, (*numbers, *about), book.min_cell).values():
-            found += _statistics(summary)
     published = method.publish(context)
     if len(published.vectors):
         found += [Value("metadata", name, float(v)) for name, v in zip(published.names, published.vectors[0])]
@@ -97,23 +87,6 @@ def _counts(names: tuple[str, ...], table: Federation, book: Codebook, seed: int
             found.append(Value("counts", where, float(counts[k, b]), "once, under masks"))
         more = f"{name}: two more counts, of narrower bins"
         found.append(Value("counts", more, "as above", "once, under masks"))
-    return found
-
-
-def _statistics(summary: ColumnSummary) -> list[Value]:
-    """The summaries of numeric columns for a common scale."""
-    found = []
-    for k, name in enumerate(summary.names):
-        used = int(group_count(summary.count[k : k + 1], summary.group)[0])
-        if not used:
-            continue
-        numbers = {
-            "values": float(summary.count[k]),
-            "mean": float(summary.mean[k]),
-            "variance": float(summary.variance[k]),
-        }
-        numbers |= {f"mean of group {g + 1} of {used}": float(summary.groups[k, g]) for g in range(used)}
-        found += [Value("statistics", f"{name}: {what}", value) for what, value in numbers.items()]
     return found
 
 

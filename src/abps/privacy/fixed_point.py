@@ -50,8 +50,9 @@ def exact_sum(values: NDArray[np.float64], digits: int = DIGITS) -> NDArray[np.f
         return decode(encode(values, len(values), digits).sum(axis=0, dtype=np.uint64), digits)
 
 
-#: Two public keys and a signature; a sealed pair of shares; a signature; one share; a masked number.
-KEYS, SEALED, SIGNATURE, SHARE, NUMBER = 2 * 32 + 64, 66 + 16, 64, 33, 8
+#: Two public keys and a signature; a sealed pair of shares with 32 bytes for checks; a signature; one share;
+#: a masked number.
+KEYS, SEALED, SIGNATURE, SHARE, NUMBER = 2 * 32 + 64, 98 + 16, 64, 33, 8
 
 
 def protocol_bytes(members: int) -> int:
@@ -66,9 +67,9 @@ def protocol_bytes(members: int) -> int:
 
 
 def masked_bytes(members: int, entries: int) -> int:
-    """All bytes of one sum of vectors with so many entries, without the result.
+    """All bytes of one sum of vectors with so many entries, and a check of each, without the result.
 
     >>> masked_bytes(3, 10) - protocol_bytes(3)
-    240
+    264
     """
-    return protocol_bytes(members) + members * NUMBER * entries
+    return protocol_bytes(members) + members * NUMBER * (entries + 1)

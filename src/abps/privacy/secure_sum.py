@@ -13,6 +13,11 @@ listed in one order, known to all. Four steps, each a message to the relay and o
    sends, for a member on the list, its share of that member's own seed, and for one that dropped out, its
    share of the mask key. Never both for one member: that would reveal its vector.
 
+The sum can be checked by every member: in step 2 each also gives all others the same random bytes, and from
+everybody's follow weights that the relay does not know. Every vector has one more entry, the sum of its
+entries times these weights; a total whose last entry does not fit its others was changed. (The relay together
+with a member can still change it.)
+
 With a threshold above two thirds of the members no two lists can both be signed by enough honest members, so
 a relay that shows different lists to different members gains nothing. Everybody may know the sum itself: with
 few members, or when all others collude, it reveals a single one. ``fewest`` bounds that.
@@ -127,6 +132,7 @@ class Member:
     _mask: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     _share: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     _seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    _proofs: dict[str, bytes] = field(default_factory=dict)
     _keys: dict[str, Keys] = field(default_factory=dict)
     _held: dict[str, tuple[int, int]] = field(default_factory=dict)
     _listed: tuple[str, ...] | None = None
@@ -154,13 +160,14 @@ class Member:
         count, threshold = len(self.group.members), self.group.threshold
         seed = split_secret(self._seed, count, threshold)
         mask = split_secret(self._mask.private_bytes_raw(), count, threshold)
-        sealed = {}
+        sealed, proof = {}, secrets.token_bytes(32)
+        self._proofs[self.name] = proof
         for name in keys:
             place = self.group.place(name)
             if name == self.name:
                 self._held[name] = (seed[place], mask[place])
                 continue
-            plain = seed[place].to_bytes(33, "big") + mask[place].to_bytes(33, "big")
+            plain = seed[place].to_bytes(33, "big") + mask[place].to_bytes(33, "big") + proof
             sealed[name] = ChaCha20Poly1305(self._line(name, self.name)).encrypt(bytes(12), plain, None)
         return Shares(sealed)
 
@@ -172,14 +179,16 @@ class Member:
             plain = ChaCha20Poly1305(self._line(sender, sender)).decrypt(bytes(12), sealed, None)
         except InvalidTag as error:
             raise SumError(f"the shares of {sender} were altered on their way") from error
-        if len(plain) != 66:
+        if len(plain) != 98:
             raise SumError(f"the shares of {sender} have {len(plain)} bytes")
-        self._held[sender] = (int.from_bytes(plain[:33], "big"), int.from_bytes(plain[33:], "big"))
+        self._held[sender] = (int.from_bytes(plain[:33], "big"), int.from_bytes(plain[33:66], "big"))
+        self._proofs[sender] = plain[66:]
 
     def masked(self, vector: Ring) -> Ring:
-        """Step 3: the vector under all of its masks. Those who gave no shares do not take part."""
+        """Step 3: the vector and its check, under all masks. Those who gave no shares do not take part."""
         if len(self._held) < self.group.threshold:
             raise SumError(f"{len(self._held)} members gave shares, {self.group.threshold} must")
+        vector = np.append(vector, self._check(vector))
         total = fixed_point.add(vector, _stream(_seed_key(self._seed, self.group.context), len(vector)))
         for name in self._held:
             if name != self.name:
@@ -217,6 +226,19 @@ class Member:
         return UnmaskShares(
             {name: self._held[name][0] for name in self._listed}, {name: self._held[name][1] for name in gone}
         )
+
+    def verified(self, total: Ring) -> Ring:
+        """The sum as the relay says it, without its check; ``SumError`` if the relay has changed it."""
+        if len(total) < 2 or self._check(total[:-1]) != total[-1]:
+            raise SumError("the total is not the sum of what members sent: it was changed on its way")
+        return total[:-1]
+
+    def _check(self, vector: Ring) -> np.uint64:
+        """The sum of a vector times weights that only members know."""
+        said = b"".join(self._proofs[name] for name in self.group.members if name in self._proofs)
+        key = _derive(said, self.group.context, "check")
+        with np.errstate(over="ignore"):
+            return np.uint64((vector * _stream(key, len(vector))).sum(dtype=np.uint64))
 
     def _line(self, other: str, sender: str) -> bytes:
         """The key of what one of the two sends the other."""

@@ -1,17 +1,15 @@
-"""The messages of a round as bytes: proposals and their answers, a center's metadata vector, uploads to a
-coordinator and its broadcasts, heads of logs.
-
-A control message is sixteen bytes, the unit the ledger counts:
+"""The messages of a round as bytes: uploads to a coordinator and its broadcasts, requests for missed ones,
+heads of logs. Each begins with sixteen bytes, the unit the ledger counts:
 
     0  kind     u8
-    1  detail   u8    the reason of a refusal; of a head, how often its store was restored
-    2  count    u16   the attempt of a proposal; the entries of a vector; the bytes of a signature; of a
-                      request, the last round whose broadcast is known
+    1  detail   u8    of a head, how often its store was restored
+    2  count    u16   of a head, the bytes of its signature; of a request, the last round whose broadcast is
+                      known
     4  round    u32
     8  sender   u64   the number that names the sender
 
-Some kinds have a body after it: a vector its entries as little-endian float32, an upload or a broadcast its
-content, the head of a log the number of rows (u64), a digest (32 bytes) and the signature.
+Most have a body after it: an upload or a broadcast its content, the head of a log the number of rows (u64), a
+digest (32 bytes) and the signature.
 """
 
 from __future__ import annotations
@@ -19,32 +17,19 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from abps.core.ledger import CONTROL_MESSAGE
-from abps.core.protocol import Kind, Message
 
 _LAYOUT = struct.Struct("<BBHIQ")
 _HEAD_BODY = struct.Struct("<Q32s")
 assert _LAYOUT.size == CONTROL_MESSAGE
 
-_KINDS = {1: Kind.PROPOSE, 2: Kind.ACCEPT, 3: Kind.REFUSE, 4: Kind.CONFIRM, 5: Kind.RELEASE}
-_NUMBERS = {kind: number for number, kind in _KINDS.items()}
-_VECTOR, _REQUEST, _UPLOAD, _BROADCAST, _HEAD = 32, 34, 36, 37, 38
+_REQUEST, _UPLOAD, _BROADCAST, _HEAD = 34, 36, 37, 38
 _WORDS = {
-    _VECTOR: "a vector",
     _REQUEST: "a request for broadcasts",
     _UPLOAD: "an upload",
     _BROADCAST: "a broadcast",
     _HEAD: "the head of a log",
 }
-_REASONS = (
-    "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
-)  # fmt: skip
-
-#: The largest attempt number, and the longest vector, that a message can carry.
-MOST = 0xFFFF
 
 #: The longest signature of a head.
 LONGEST_SIGNATURE = 1024
@@ -75,47 +60,9 @@ def _unpack(data: bytes, kind: int, body: int | None = 0) -> _Parts:
     parts = _Parts(detail, count, round, sender, data[CONTROL_MESSAGE:])
     if number != kind:
         raise MessageError(f"kind {number} is not {_WORDS[kind]}")
-    if (parts.detail and kind != _HEAD) or (parts.count and kind not in (_VECTOR, _REQUEST, _HEAD)):
+    if (parts.detail and kind != _HEAD) or (parts.count and kind not in (_REQUEST, _HEAD)):
         raise MessageError(f"detail {parts.detail} and count {parts.count} are not those of {_WORDS[kind]}")
     return parts
-
-
-def pack_message(message: Message, sender: int) -> bytes:
-    """A message of the matching protocol, in sixteen bytes."""
-    reason = _REASONS.index(message.reason)
-    return _pack(_NUMBERS[message.kind], message.round, sender, detail=reason, count=message.attempt)
-
-
-def unpack_message(data: bytes) -> tuple[Message, int]:
-    """The message and the stream number its sender claims, or :class:`MessageError`."""
-    if len(data) != CONTROL_MESSAGE:
-        raise MessageError(f"{len(data)} bytes, a message has {CONTROL_MESSAGE}")
-    number, reason, attempt, round, sender = _LAYOUT.unpack(data)
-    if number not in _KINDS:
-        raise MessageError(f"unknown kind {number}")
-    if reason >= len(_REASONS):
-        raise MessageError(f"unknown reason {reason}")
-    if attempt < 1:
-        raise MessageError("attempts count from 1")
-    return Message(_KINDS[number], round, attempt, _REASONS[reason]), sender
-
-
-def vector_size(entries: int) -> int:
-    """Bytes of a published vector."""
-    return CONTROL_MESSAGE + 4 * entries
-
-
-def pack_vector(vector: NDArray[np.float64], round: int, sender: int) -> bytes:
-    """A metadata vector (k,) as a center publishes it."""
-    return _pack(_VECTOR, round, sender, vector.astype("<f4").tobytes(), count=len(vector))
-
-
-def unpack_vector(data: bytes) -> tuple[NDArray[np.float64], int, int]:
-    """The vector, its round and the stream number its sender claims, or :class:`MessageError`."""
-    parts = _unpack(data, _VECTOR, None)
-    if len(data) != vector_size(parts.count):
-        raise MessageError(f"{len(data)} bytes for a vector of {parts.count} entries")
-    return np.frombuffer(parts.body, "<f4").astype(np.float64), parts.round, parts.sender
 
 
 def pack_upload(content: bytes, round: int, sender: int) -> bytes:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 Version = tuple[int, int]
 
-#: (major, minor) of this abps. 2.0: exchanges with a coordinator; heads of logs count restores.
-VERSION: Version = (2, 0)
+#: (major, minor) of this abps. 3.0: exchanges with a coordinator alone; masked sums carry a check.
+VERSION: Version = (3, 0)
 
 
 def sender_ids(study: str, job: str) -> Callable[[str], int]:

@@ -49,7 +49,7 @@ if os.environ.get("RELAY_SPY"):
 
         def ask(self, sites, what, *arguments, seconds):
             said = self.honest(sites, what, *arguments, seconds=seconds)
-            if what == "start" and arguments[0] == "exchange" and _hostile():
+            if what == "start" and arguments[0] == "contribute" and _hostile():
                 for wanted in WANTED:
                     loot, why = self.honest(sites, *wanted, seconds=5.0)
                     with open(f"{os.environ['RELAY_SPY']}-loot", "a") as file:  # noqa: PTH123

@@ -18,19 +18,26 @@ from abps.core.goals import GOALS
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
-from abps.data.splines import design_of
-from abps.methods.accounting import sums_needed, to_count, with_noise
-from abps.methods.base import Method
+from abps.methods.accounting import to_count, with_noise
+from abps.methods.base import Method, Wire
 from abps.methods.catalog import METHODS
+from abps.methods.coordinated import CoordinatedMethod
+from abps.methods.fedavg import FedAvg, FedProx
+from abps.methods.references import GlmExact
 from abps.methods.settings import configure, describe
+from abps.methods.star import StarMethod
+from abps.methods.star_exchange import StarExchange
 from abps.wire.codecs import CODECS
+
+#: Methods with a server that sites can be themselves: what a center does with the answer needs nothing else.
+_STARS = (FedAvg, FedProx, GlmExact)
 
 
 @dataclass(frozen=True)
 class Agreement:
     """study: the name of the common work; a site keeps one store per study.
 
-    method, settings: as on the command line (``abps-pq-k1``, ``{"gamma": 0.5}``).
+    method, settings: as on the command line (``abps-plus``, ``{"steps": 4}``).
     rounds: the horizon of the study; one job may run fewer.
     """
 
@@ -62,52 +69,25 @@ class Agreement:
                 if ":" in word or (word not in door.builtin and word in door.others()):
                     yield word if ":" in word else door.others()[word]
 
-    def config(self) -> Method:
+    def configured(self) -> Method:
         """The method's configuration, the same object that the simulation runs."""
-        config = with_noise(configure(self.method, self.settings, self.rounds))
-        why = config.between_sites() or _not_between_sites(config)
-        if why:
-            raise RequestError(f"{self.method!r} does not run between sites: {why}")
-        sums_needed(config)
+        return with_noise(configure(self.method, self.settings, self.rounds))
+
+    def config(self) -> CoordinatedMethod:
+        """The method as sites run it: with a coordinator that rotates among them."""
+        given = self.configured()
+        config = _between_sites(self.method, given)
         if config.stop.metric != "auroc":
             raise RequestError("metric=loss: sites report validation AUROCs; set metric=auroc")
-        outcome, counted = self.book.outcome, to_count(config, self.book)
-        if not outcome.binary and config.only_binary:
-            raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {config.only_binary}")
-        if not outcome.agreed and not counted:
-            what = "a common time grid" if outcome.kind == "survival" else "a common level and scale"
-            raise RequestError(
-                f"an outcome of {outcome.asked}: the codebook has not {what}; let sites publish statistics "
-                "in their codebooks, count under masks (secure=yes), or write it into the codebook's outcome"
-            )
-        scales = {} if self.book.statistics is None else self.book.statistics.scales
-        lacking = [name for name in self.book.numbers if name not in scales]
-        if config.training.standardise == "common" and lacking and not counted:
-            # A site that agreed with itself alone would read its columns by a scale that nobody else has.
-            raise RequestError(
-                f"standardise=common: the codebook has no common scale for {lacking[0]!r} (and "
-                f"{len(lacking) - 1} more columns); let sites count under masks (secure=yes) or "
-                "publish statistics in their codebooks, write scales into it, or set standardise=own"
-            )
-        took = self.book.statistics_source
-        if config.training.standardise == "common" and took is not None and took.seed != self.seed:
-            raise RequestError(
-                f"seed {self.seed}: the codebook's scales are of the training rows under seed {took.seed}; "
-                "take that one, or init the sites again"
-            )
+        outcome = self.book.outcome
+        if not outcome.binary and given.only_binary:
+            raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {given.only_binary}")
         return config
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What sites have to count before the study can begin (:mod:`abps.sites.node.measuring`)."""
+        """What sites count under masks before the study begins (:mod:`abps.sites.node.measuring`)."""
         return to_count(self.config(), self.book)
-
-    @property
-    def width(self) -> int:
-        """How many inputs the model has."""
-        if self.config().training.splines:
-            return len(design_of(self.book).names)
-        return len(self.book.columns)
 
     def prepare(self, table: Federation) -> Prepared:
         """A site's own table as the model sees it."""
@@ -121,7 +101,7 @@ class Agreement:
     def digest(self) -> str:
         """Equal for two sites exactly if they would run the same thing."""
         content = json.dumps(
-            [self.study, *_identity(self.config()), self.seed, self.book.to_json()], sort_keys=True
+            [self.study, *_identity(self.configured()), self.seed, self.book.to_json()], sort_keys=True
         )
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
@@ -133,7 +113,6 @@ class Agreement:
             "settings": json.dumps(dict(self.settings), sort_keys=True),
             "seed": str(self.seed),
             "rounds": str(self.rounds),
-            "prior": json.dumps(list(self.config().belief_prior)),
             "codebook": json.dumps(self.book.to_json(), sort_keys=True),
         }
 
@@ -171,15 +150,24 @@ class Agreement:
             ) from error
 
 
-def _not_between_sites(config: Method) -> str:
-    """Why sites have no protocol for a method, in half a sentence; nothing if they have."""
-    if config.kind in ("graph", "pull"):
-        return "sites form pairs, or exchange with a coordinator or a server"
-    if getattr(config, "noted", False):
-        return "a number beside the weights is sent in simulations only"
-    if config.budget is not None:
-        return "the byte budget is for simulations; every site's policy limits its own bytes"
-    return ""
+def _between_sites(name: str, method: Method) -> CoordinatedMethod:
+    """A method as sites run it; a sentence where they cannot."""
+    why = method.between_sites()
+    if method.budget is not None:
+        why = "the byte budget is for simulations; every site's policy limits its own bytes"
+    if isinstance(method, CoordinatedMethod) and not why:
+        return method
+    if isinstance(method, StarMethod) and not why:
+        if not method.privacy.secure:
+            why = "a coordinator would see the models of each site; set secure=yes"
+        elif type(method) not in _STARS or method.adds is None or method.line != Wire():
+            why = "it needs more than sums of whole models"
+        else:
+            return StarExchange(method.training, method.stop, None, method.privacy, method)
+    raise RequestError(
+        f"{name!r} does not run between sites{f': {why}' if why else ''}; sites exchange with a coordinator "
+        "that rotates among them: choose abps-plus, glm-exact, fedavg or fedprox"
+    )
 
 
 def _identity(config: Method) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
-from abps.sites.store import chain
+from abps.sites.store import rows as chain
 
 try:
     import fcntl

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.store import chain
+from abps.sites.store import rows as chain
 
 #: The list's name: in the ``local`` folder of kits, and beside the authority.
 FILE = "revoked.json"

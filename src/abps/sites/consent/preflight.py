@@ -26,13 +26,13 @@ import psutil
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites.consent import sitefile
 from abps.sites.consent.kit import Kit, Role, read_certificate
 from abps.sites.consent.membership import Membership
-from abps.sites.node.status_file import read_clock
 
 #: Days before the end of a certificate from which on every check warns.
 WARN_DAYS = 60
@@ -55,6 +55,39 @@ TIMEOUT = 5.0
 
 RENEW_KEY = "run `abps site request`, and let the operator certify it"
 RENEW_NETWORK = "the whole network needs a new authority: provision into a new folder"
+
+
+#: What a site knows of the relay's clock, in its ``local`` folder.
+CLOCK = "abps-clock.json"
+
+_CLOCK_SCHEMA = "abps.clock/1"
+
+
+@dataclass(frozen=True)
+class Skew:
+    """How many seconds this machine's clock is ahead of the relay's, and when that was seen (UTC)."""
+
+    seconds: float
+    at: str
+
+
+def note_clock(local: Path, relay: float) -> None:
+    """Write down how far the relay's clock is from ours; relay: its seconds since 1970."""
+    now = datetime.datetime.now(datetime.UTC)
+    skew = {"seconds": round(now.timestamp() - relay, 1), "at": now.isoformat(timespec="seconds")}
+    with contextlib.suppress(RequestError, OSError):
+        files.write_json(Path(local) / CLOCK, {"schema": _CLOCK_SCHEMA, **skew})
+
+
+def read_clock(local: Path) -> Skew | None:
+    """What was written down last; None before the first job."""
+    try:
+        data = json.loads((Path(local) / CLOCK).read_text(encoding="utf-8"))
+        if data.pop("schema") != _CLOCK_SCHEMA:
+            return None
+        return Skew(float(data["seconds"]), str(data["at"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class State(StrEnum):

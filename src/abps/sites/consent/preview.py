@@ -37,11 +37,7 @@ class OutgoingValue:
 #: Who receives what, and whether the relay can read it.
 _TO = {
     "codebook": ("the operator and every member", True),
-    "statistics": ("the operator, in a sealed letter", False),
-    "counts": ("nobody: the relay sees the total of all sites", False),
-    "metadata": ("every member", False),
-    "weights": ("partners of the round", False),
-    "scores": ("the coordinator of the exchange, one of the members", False),
+    "counts": ("nobody: members and relay see the total", False),
 }
 
 
@@ -50,18 +46,14 @@ def preview(own: SiteFile, proposal: Proposal) -> list[OutgoingValue]:
     if proposal.agreement is None:
         return codebook_values(codebook_of(own))
     agreement = proposal.agreement.admitted(own.allow)
-    method = agreement.config()
     table = own.read_table(agreement.book)
-    star = method.kind == "star"
-    found = []
-    for value in leaving(method, table, agreement.book, agreement.seed):
-        if star and value.what in ("weights", "sums"):
-            secure = method.privacy.secure
-            to = "nobody: the server sees the sum of all sites'" if secure else "the server of the study"
-            clear = not secure
-        else:
-            to, clear = _TO[value.what]
-        found.append(OutgoingValue(value.what, value.name, value.value, value.when, to, clear))
+    uploads = ("the coordinator of the exchange, one of the members", False)
+    if agreement.config().privacy.secure:
+        uploads = ("nobody: members and relay see the sum of all sites'", False)
+    found = [
+        OutgoingValue(value.what, value.name, value.value, value.when, *_TO.get(value.what, uploads))
+        for value in leaving(agreement.configured(), table, agreement.book, agreement.seed)
+    ]
     split = assign_splits(table, agreement.seed, agreement.book.shared_patients)
     judged, book = split == 1, agreement.book
     patient = None if table.patient is None else table.patient[judged]

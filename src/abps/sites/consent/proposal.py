@@ -17,7 +17,7 @@ from abps.data.outcome import Outcome
 from abps.sites.consent import keys
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import Signer
-from abps.sites.store import chain
+from abps.sites.store import rows as chain
 from abps.wire import versions
 
 SCHEMA = "abps.proposal/1"
@@ -89,16 +89,13 @@ class Proposal:
         return {
             **head,
             "method": agreement.method,
-            "server sees the models": config.kind == "star" and not config.privacy.secure,
-            "server sees masked sums alone": config.kind == "star" and config.privacy.secure,
+            "who sees our uploads": "nobody: masked sums" if config.privacy.secure else "each coordinator",
             "counted by all sites under masks before": list(agreement.uncounted),
             "settings": dict(agreement.settings),
             "model": str(config.training.model),
             "rounds": agreement.rounds,
             "local epochs in a round": config.training.epochs,
             "budget of epsilon, each site": config.privacy.budget,
-            "codec": config.line.codec,
-            "private layers": config.line.private_layers,
             "columns": list(book.sources),
             "category levels": [column.name for column in book.columns if column.kind == "level"],
             "predicts": book.outcome.asked,

@@ -23,7 +23,7 @@ from abps.sites.coordinator.steps import run_with_approval
 from abps.sites.protocol import answers
 from abps.sites.protocol.commands import Command, SiteLine, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
-from abps.sites.store import chain
+from abps.sites.store import rows as chain
 
 #: What signatures of codebooks are for.
 PURPOSE = "codebook"

@@ -43,7 +43,6 @@ class Policy:
     """What any study may ask of this site: one that asks for more is refused before anybody reads it.
 
     approve: ``ask`` (a person decides on every study) or ``auto`` (all within these bounds: a rehearsal).
-    server: whether methods with a server are allowed, which sees every model.
     methods, models: names that are allowed; none: all that run between sites.
     rows, events: the fewest rows, and rows of either outcome, that this site takes part with.
     epochs, rounds: the most local epochs in a round, and rounds of a study.
@@ -53,7 +52,6 @@ class Policy:
     """
 
     approve: Literal["ask", "auto"] = "ask"
-    server: bool = False
     methods: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     rows: int = 50
@@ -74,11 +72,6 @@ class Policy:
         """Refuse, with one sentence, a study that asks for more than this."""
         config = agreement.config()
         training = config.training
-        if config.kind == "star" and not self.server:
-            raise RequestError(
-                f"{agreement.method!r} has a server that sees a site's weights, and this site's policy does "
-                'not allow that; say "server": true in its policy if it is wanted'
-            )
         if self.methods and agreement.method not in self.methods:
             raise RequestError(
                 f"the method {agreement.method!r} is not among those that this site's policy allows "
@@ -187,7 +180,7 @@ def read(path: Path) -> SiteFile:
             raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
         data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
         data["limits"] = Limits(**data.get("limits", {}))
-        policy = {k: v for k, v in data.get("policy", {}).items() if k != "wire"}  # of earlier versions
+        policy = {k: v for k, v in data.get("policy", {}).items() if k not in ("wire", "server")}  # of old
         data["policy"] = Policy(**policy)
         data.pop("watch", None)  # of earlier versions, which served a status page
         return SiteFile(**data)

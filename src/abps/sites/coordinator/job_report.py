@@ -16,17 +16,14 @@ class StudyFinished(RequestError):
 
 
 @dataclass(frozen=True)
-class RoundReport:
+class JobRound:
     """What the scheduler knows of a round.  missing: absent sites, and why."""
 
     round: int
     present: tuple[str, ...]
     missing: dict[str, str]
     partners: dict[str, int]
-    in_doubt: int
-    edge: int
-    directed: int
-    control: int
+    bytes: int
     validation: float | None
     seconds: float
 
@@ -42,7 +39,7 @@ class JobReport:
     first: int
     members: tuple[str, ...]
     left_out: dict[str, str]
-    rounds: tuple[RoundReport, ...]
+    rounds: tuple[JobRound, ...]
     best: int
     stopped_early: bool
 
@@ -52,7 +49,7 @@ class JobReport:
         first: int,
         members: tuple[str, ...],
         left_out: Mapping[str, Failure],
-        rounds: Sequence[RoundReport],
+        rounds: Sequence[JobRound],
         best: int,
         stopped: bool,
     ) -> JobReport:
@@ -71,5 +68,4 @@ class JobReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``abps-job.json``."""
-        total = {name: sum(getattr(r, name) for r in self.rounds) for name in ("edge", "directed", "control")}
-        return {"schema": "abps.job/1", **asdict(self), "bytes": total}
+        return {"schema": "abps.job/2", **asdict(self), "bytes": sum(r.bytes for r in self.rounds)}

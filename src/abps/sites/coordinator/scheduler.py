@@ -1,13 +1,9 @@
 """The scheduler of a job, at the relay: a clock.
 
-It says when a round begins, whose turn it is to propose, when to exchange and when to finish. It never sees a
-model, a metadata vector or a belief, and it does not decide who works with whom. (Star methods, which are
-there for comparison, need a server: :mod:`.star_server`.)
-
-Sites propose one after the other, in the order that the seed gives: so the partners are those of the
-simulation. Sites that exceed the timeouts, or the grace period after the others, skip the rest of the round
-and are asked again in the next. Sites that come back inside a job, or can take part only now, join when a
-round begins.
+It says when a round begins, when to upload, to aggregate and to finish. It never sees a model; of masked sums
+it sees the totals. Sites that exceed the timeouts, or the grace period after the others, skip the rest of the
+round and are asked again in the next. Sites that come back inside a job, or can take part only now, join when
+a round begins.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -27,18 +23,15 @@ from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.streams import center_ids
 from abps.methods.base import Stopping
-from abps.methods.coordinated import CoordinatedMethod, coordinators
-from abps.methods.peers import PeerMethod
+from abps.methods.coordinated import coordinators
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.job_report import JobReport, RoundReport, StudyFinished
-from abps.sites.coordinator.masked_relay import MaskedRelay
-from abps.sites.coordinator.star_server import StarServer
+from abps.sites.coordinator.job_report import JobReport, JobRound, StudyFinished
+from abps.sites.coordinator.masked import MaskedRelay
 from abps.sites.coordinator.steps import run_step, run_with_approval
 from abps.sites.protocol import answers
 from abps.sites.protocol.commands import Answers, Command, SiteLine, SiteState, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
-from abps.sites.protocol.masking import masking_context
 from abps.wire import versions
 from abps.wire.admission import Limits
 from abps.wire.number_lists import MOST
@@ -46,24 +39,26 @@ from abps.wire.number_lists import MOST
 #: How many members are tried as the coordinator of an exchange.
 TRIED = 3
 
+#: Rounds in a row without a masked sum after which a job ends: it waits for a member of the earlier sums.
+MOST_WITHOUT_SUM = 2
+
 
 @dataclass
 class _JobState:
     """What changes as a job goes on.
 
-    sizes: training rows that count, by site.  reported: as sites said.
+    sizes: training rows that count, by site.
     joined: sites that take part.  outside: sites that could not yet, and may come.
     well: sites that ended the last round well.  silent: sites that gave no sign of life when asked last.
     """
 
     roster: tuple[str, ...]
     sizes: dict[str, int]
-    reported: dict[str, int]
     joined: frozenset[str] = frozenset()
     outside: frozenset[str] = frozenset()
     well: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
-    reports: list[RoundReport] = field(default_factory=list)
+    reports: list[JobRound] = field(default_factory=list)
     best: int = 0
     best_value: float = math.nan
 
@@ -93,8 +88,7 @@ class Scheduler:
         job: str = "",
         scales: Mapping[str, Any] | None = None,
     ) -> None:
-        """memory: a folder for what must be remembered between two jobs: the last round that was run here,
-        and what a star's server keeps.
+        """memory: a folder for what must be remembered between two jobs: the last round that was run here.
 
         notice: called with every step that is waited for: (round, step, sites).
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
@@ -111,7 +105,7 @@ class Scheduler:
         self._passed_on = ""
         self._at = 0  # the round
         self._masks: MaskedRelay | None = None
-        self._server: StarServer | None = None
+        self._without_sum = 0  # rounds in a row
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
@@ -129,20 +123,16 @@ class Scheduler:
         # Rows weigh in averages, and nobody can check what a site says of its own.
         most = int(Limits().rows * float(np.median(list(reported.values()))))
         sizes = {name: min(rows, most) for name, rows in reported.items()}
-        state = _JobState(roster, sizes, reported)
+        state = _JobState(roster, sizes)
         for t in sorted({int(t) for facts in ready.values() for t in facts["validation"]}):
             known = [facts["validation"].get(str(t)) for facts in ready.values()]
             state.score(t, [value for value in known if value is not None], self.method.stop)
         joined, absent = self._join(sorted(ready), first, state)
         left_out |= absent
-        if self.method.privacy.secure and self.method.kind in ("star", "coordinated"):
-            purpose = masking_context(self.agreement.digest(), self.job)
+        if self.method.privacy.secure:
+            purpose = f"{self.agreement.digest()}/{self.job}"
             self._masks = MaskedRelay(self.line, purpose, roster, self.timeouts)
             left_out |= self._masks.introduce(sorted(joined))
-        if self.method.kind == "star":
-            self._server = StarServer(
-                self.line, self.agreement, self.timeouts, self.log, self.memory, self.job, first, self._masks
-            )
         self._introduce(sorted(joined), first)
         state.joined = state.well = frozenset(joined)
         state.outside = outside | (frozenset(ready) - state.joined)
@@ -211,14 +201,11 @@ class Scheduler:
         return self.line.ask(names, Command.JOIN, *arguments, seconds=self.timeouts.sign)
 
     def _introduce(self, entered: Sequence[str], t: int, here: Sequence[str] = (), rows: Any = None) -> None:
-        """Let newcomers settle what was in doubt and publish; and let those that are here publish to them."""
-        if not entered or self.method.kind in ("alone", "star"):
-            return
-        if self.method.kind == "mutual":
-            self._talk(entered, Command.CATCH_UP)
-        self._talk(entered, Command.INTRODUCE, t)
+        """Let newcomers return what they hold of others' logs, and those that are here what they hold."""
+        if entered:
+            self._step(entered, self.timeouts.talk, Command.INTRODUCE, t)
         if here:
-            self._talk(here, Command.INTRODUCE, t, list(entered), rows)
+            self._step(here, self.timeouts.talk, Command.INTRODUCE, t, list(entered), rows)
 
     def _members(self, names: Sequence[str]) -> tuple[list[str], dict[str, Failure]]:
         """Who is still a member, and why the others are not; a list that is new is passed on to them."""
@@ -281,7 +268,6 @@ class Scheduler:
         if not rows:
             return []
         state.sizes |= rows
-        state.reported |= {name: int(ready[name]["rows"]) for name in rows}
         if self._masks is not None:
             self._masks.forget(sorted(rows))
         joined, failed = self._join(sorted(rows), t, state)
@@ -298,16 +284,15 @@ class Scheduler:
         """One round. Returns whether all sites say that the method is done."""
         began, self._at = self.line.now(), t
         here, missing = self._present(t, state)
-        if self.method.kind == "coordinated":
-            done, failed = self.line.ask(here, Command.BEGIN, t, here, seconds=self.timeouts.sign)
-        else:
-            done, failed = self._work(here, Command.TRAIN, t, here)
+        done, failed = self.line.ask(here, Command.BEGIN, t, here, seconds=self.timeouts.sign)
         missing |= failed
         present = sorted(done)
         if not present:
             why = "; ".join(sorted({str(failure) for failure in missing.values()}))
             raise RequestError(f"round {t}: no site is left ({why})")
-        rest = self._exchange(t, present, missing, state)
+        rest = (self._masked if self._masks is not None and self.method.sums_only(t) else self._coordinated)(
+            t, state.roster, present, missing
+        )
         replies, failed = self._work(_without(present, missing), Command.CONCLUDE, t, int(rest))
         concluded, invalid = answers.check_all(replies, lambda v: answers.concluded(v, len(state.roster)))
         missing |= failed | invalid
@@ -319,66 +304,17 @@ class Scheduler:
             files.write_text(path, str(t))
         return bool(concluded) and all(done for _, _, done in concluded.values())
 
-    def _exchange(self, t: int, present: list[str], missing: dict[str, Failure], state: _JobState) -> Rest:
-        """The exchange of a round. Returns why there was none, if so."""
-        if self._server is not None:
-            return self._server.round(t, present, state.sizes, state.reported, missing)
-        if self.method.kind == "coordinated":
-            return self._coordinated(t, state.roster, present, missing)
-        if self.method.kind == "mutual":
-            return self._pairs(t, state.roster, present, missing)
-        return Rest.NOT  # local training alone
-
-    def _pairs(
-        self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, Failure]
-    ) -> Rest:
-        """Let sites propose one after the other, settle, and exchange weights."""
-        method = cast(PeerMethod, self.method)
-        if not method.exchanges(t):
-            return Rest.QUIET
-        made = 0
-        order = method.turns(self.agreement.seed, t, center_ids(roster))
-        for name in (roster[k] for k in order):
-            if name not in present or name in missing:
-                continue
-            began = self.line.now()
-            replies, failed = self._talk([name], Command.PROPOSE, t, sorted(missing))
-            proposals, invalid = answers.check_all(replies, lambda v: answers.whole(v, 0, len(roster)))
-            made += sum(proposals.values())
-            missing |= failed | invalid
-            if self.line.now() - began > self.timeouts.sign:
-                # It has waited for somebody: a site that is gone need not cost the others as much.
-                rest = _without(present, missing)
-                missing |= self.line.ask(rest, Command.PING, seconds=self.timeouts.sign)[1]
-        most = min(method.capacity, len(roster) - 1)
-        replies, failed = self._talk(_without(present, missing), Command.SETTLE, t, sorted(missing))
-        partners, invalid = answers.check_all(replies, lambda v: answers.whole(v, 0, most))
-        missing |= failed | invalid
-        missing |= self._talk(_without(present, missing), Command.EXCHANGE, t)[1]
-        self.log(f"round {t}: {made} proposals, {sum(partners.values()) // 2} pairs")
-        return Rest.NOT
-
     def _coordinated(
         self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, Failure]
     ) -> Rest:
         """Let all members upload, and the coordinator aggregate; the next in the draw, if it is gone."""
-        method = cast(CoordinatedMethod, self.method)
         order = coordinators(self.agreement.seed, t, center_ids(roster))
-        total: list[Any] = []
         for _ in range(TRIED):
             there = [roster[k] for k in order if roster[k] in present and roster[k] not in missing]
-            if not there:
-                break
-            replies, failed = self._work(there, Command.CONTRIBUTE, t, sorted(missing))
-            entries, invalid = answers.check_all(replies, lambda v: answers.whole(v, 0, MOST))
-            missing |= failed | invalid
-            if self._masks is not None and method.sums_only(t) and not total:
-                total = self._masked_total(t, entries, missing)
-                if not total:
-                    break
-            if there[0] in missing:
+            self._contribute(t, there, missing)
+            if not there or there[0] in missing:
                 continue
-            replies, failed = self._work(there[:1], Command.COORDINATE, t, *total)
+            replies, failed = self._work(there[:1], Command.COORDINATE, t)
             counts, invalid = answers.check_all(replies, lambda v: answers.whole(v, 0, len(roster)))
             missing |= failed | invalid
             for name, count in counts.items():
@@ -386,22 +322,41 @@ class Scheduler:
                 return Rest.NOT if count > 1 else Rest.UNREACHABLE
         return Rest.UNREACHABLE
 
-    def _masked_total(self, t: int, entries: Mapping[str, int], missing: dict[str, Failure]) -> list[Any]:
-        """[total, names] of an exchange under masked sums; nothing, if there is no sum."""
+    def _contribute(self, t: int, there: list[str], missing: dict[str, Failure]) -> dict[str, int]:
+        """Let sites upload, or prepare a summand: how many numbers each has."""
+        replies, failed = self._work(there, Command.CONTRIBUTE, t, sorted(missing))
+        entries, invalid = answers.check_all(replies, lambda v: answers.whole(v, 0, MOST))
+        missing |= failed | invalid
+        return entries
+
+    def _masked(
+        self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, Failure]
+    ) -> Rest:
+        """An exchange under masked sums: every member gets the total, and goes on by itself."""
         assert self._masks is not None
+        entries = self._contribute(t, _without(present, missing), missing)
         common = Counter(count for count in entries.values() if count).most_common(1)
-        contributing = [name for name, count in entries.items() if common and count == common[0][0]]
+        adding = [name for name, count in entries.items() if common and count == common[0][0]]
+        if not adding:  # all rest
+            return Rest.UNREACHABLE
         try:
-            found = self._masks.total(t, self._masks.ready(contributing), common[0][0] if common else 0)
+            found = self._masks.total(t, self._masks.ready(adding), common[0][0])
         except SumError as error:
             self.log(f"round {t}: no sum ({error})")
-            return []
+            self._without_sum += 1
+            if self._without_sum >= MOST_WITHOUT_SUM:
+                absent = ", ".join(name for name in roster if name not in adding) or "nobody"
+                raise RequestError(
+                    f"round {t}: there is no masked sum ({error}); all sums of a study are of the same "
+                    f"members, and without a summand were: {absent}; start these sites and submit again"
+                ) from error
+            return Rest.UNREACHABLE
+        self._without_sum = 0
         missing |= found.missing
-        return [found.values.astype("<f8").tobytes(), list(found.names)]
-
-    def _talk(self, sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
-        """Something that takes a site some messages to its peers."""
-        return self._step(sites, self.timeouts.talk, command, *arguments)
+        took, failed = self._work(_without(list(found.names), missing), Command.SUM_TOTAL, t, found.data)
+        missing |= failed
+        self.log(f"round {t}: the sum of {len(found.names)} sites" if took else f"round {t}: no sum is taken")
+        return Rest.NOT if took else Rest.UNREACHABLE
 
     def _work(self, sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
         """Something that takes a site some computing."""
@@ -430,15 +385,12 @@ class Scheduler:
         if better and self.method.stop.restore_best:
             self.line.ask(_without(present, missing), Command.KEEP_BEST, seconds=self.timeouts.sign)
         state.reports.append(
-            RoundReport(
+            JobRound(
                 t,
                 tuple(present),
                 {name: str(failure) for name, failure in sorted(missing.items())},
                 {name: each["partners"] for name, (_, each, _) in sorted(concluded.items())},
-                sums["in_doubt"],
-                sums["edges"] // 2,  # every site counts its end of an edge
-                sums["directed"],
-                sums["control"],
+                sums["bytes"],
                 mean if math.isfinite(mean) else None,
                 round(self.line.now() - began, 3),
             )

@@ -27,15 +27,16 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.membership import Membership
+from abps.sites.consent.preflight import note_clock
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sharing import gather
 from abps.sites.coordinator.job_report import StudyFinished
-from abps.sites.coordinator.measuring import measure
+from abps.sites.coordinator.masked import measure
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import opening, returning
 from abps.sites.flare.intake import Intake
 from abps.sites.node.measuring import MEASURE, with_scales
-from abps.sites.node.status_file import StatusFile, note_clock
+from abps.sites.node.status import StatusFile
 from abps.sites.node.transport import UnreachableError
 from abps.sites.protocol.commands import LONG, Answers, Command, SiteState, StepState, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure, code_of
@@ -84,10 +85,9 @@ def trust_members(credentials: Any, known: Membership) -> None:
 class FlareSite:
     """A site of a job. Its table, its store and its limits are named in its own file, not in the job."""
 
-    def __init__(self, proposal: str, call_seconds: float = 10.0, turn_seconds: float = 60.0) -> None:
+    def __init__(self, proposal: str, call_seconds: float = 10.0) -> None:
         self.proposal = proposal
         self.call_seconds = call_seconds
-        self.turn_seconds = turn_seconds
 
     @collab.init
     def setup(self) -> None:
@@ -103,7 +103,7 @@ class FlareSite:
             cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
             trust_members(cell.credential_manager, known)
         local = Path(collab.workspace.get_site_config_dir())
-        given = opening.SiteJob(collab.site_name, local, job, self.proposal, self.turn_seconds)
+        given = opening.SiteJob(collab.site_name, local, job, self.proposal)
         self.begin(given, known, peers, secure)
         returning.is_set_up.set()
 

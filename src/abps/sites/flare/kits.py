@@ -31,7 +31,14 @@ from abps.core.errors import RequestError
 from abps.sites.consent.keys import OPERATOR_ROLE
 from abps.sites.consent.kit import Kit, Role, participant_kit
 from abps.sites.flare import intake
-from abps.sites.flare.recipe import ALLOW
+
+#: What a site must allow for our jobs, and nothing more.
+ALLOW = (
+    "abps.sites.flare.app.FlareSite",
+    "abps.sites.flare.app.FlareScheduler",
+    "nvflare.collab.runtime.executor.CollabExecutor",
+    "nvflare.collab.runtime.controller.CollabController",
+)
 
 #: Seconds that a job stays open for a site that died; the engine's own default is fifteen minutes.
 OUTCOME_WAIT = "5"

@@ -24,7 +24,7 @@ from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node import measuring
 from abps.sites.node.privacy_ledger import account_of, inherit
 from abps.sites.node.site import Site
-from abps.sites.node.transport import Retries, Send
+from abps.sites.node.transport import Send
 from abps.sites.protocol.decline_codes import DeclineCode
 from abps.sites.store.file import StoreInUse
 from abps.sites.store.store import Store
@@ -41,7 +41,6 @@ class SiteJob:
     local: Path
     job: str
     proposal: str
-    turn_seconds: float
 
     @property
     def kit(self) -> Path:
@@ -107,7 +106,7 @@ def open_study(
     with _opened_store(given, own, agreement, agreement.study) as store:
         inherit(store, _from_counts(own, agreement)[1])
         site = Site(
-            given.site, agreement, data, store, send, own.limits, Retries(turn_seconds=given.turn_seconds),
+            given.site, agreement, data, store, send, own.limits,
             another_table=own.another_table, consent=consent, secret=secret, signer=journal.signer,
             job=given.job,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -18,19 +18,15 @@ import polars as pl
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
-from abps.data.prepare import center_summaries, codebook
-from abps.data.scales import ColumnSummary, agree
-from abps.data.split import assign_splits
+from abps.data.prepare import codebook
 from abps.data.synthetic.builtin import builtin_table
-from abps.methods.settings import configure
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
-from abps.sites.flare.recipe import JobTimeouts
-from abps.sites.flare.submit import COMPLETED, JobOutcome, connected, submit
+from abps.sites.flare.submit import COMPLETED, JobOutcome, JobTimeouts, connected, submit
 
 #: Names of the first hospitals; more are numbered.
 NAMES = ("north", "south", "east", "west")
@@ -39,7 +35,7 @@ NAMES = ("north", "south", "east", "west")
 MOST_SITES = 32
 
 #: Synthetic hospitals need not be asked, however few their patients are.
-AUTO = Policy("auto", server=True, rows=1, events=1)
+AUTO = Policy("auto", rows=1, events=1)
 
 #: What the hospitals agree on, in the folder of a rehearsal.
 AGREEMENT = "agreement.json"
@@ -59,8 +55,8 @@ class RehearsalPlan:
     seconds: float = 180.0
 
     def __post_init__(self) -> None:
-        if not 2 <= self.sites <= MOST_SITES:
-            raise RequestError(f"{self.sites} sites: choose 2 to {MOST_SITES}")
+        if not 3 <= self.sites <= MOST_SITES:
+            raise RequestError(f"{self.sites} sites: choose 3 to {MOST_SITES}; a sum of two shows a summand")
         for value, least, what in (
             (self.rounds, 1, "rounds"), (self.stays, 60, "stays per hospital"), (self.seconds, 1, "seconds"),
         ):  # fmt: skip
@@ -114,9 +110,8 @@ def rehearse(out: Path, plan: RehearsalPlan, say: Say = lambda line: None) -> Re
 
 def prepare(out: Path, plan: RehearsalPlan, host: str, port: int) -> tuple[kits.Network, Agreement]:
     """Certificates and kits for a relay of this name, and a table for every hospital."""
-    refused = configure(plan.method, plan.settings, plan.rounds).between_sites()
-    if refused:
-        raise RequestError(f"{plan.method!r} does not run between sites: {refused}")
+    settings = dict(plan.settings or {})
+    Agreement(plan.study, plan.method, Codebook(()), plan.seed, plan.rounds, settings).config()
     with own_home(files.folder(out) / "home"):
         network = kits.provision(out / "kits", plan.names, host, port)
     agreement = _tables(out, network, plan)
@@ -173,15 +168,10 @@ def _job(network: kits.Network, agreement: Agreement, seconds: float, say: Say) 
 
 
 def _tables(out: Path, network: kits.Network, plan: RehearsalPlan) -> Agreement:
-    """A table and a file of its own for every hospital, and what they agree on.
-
-    Each publishes what it would publish in a real federation: its codebook, and the summaries of its numeric
-    columns for a common scale. Nobody's rows are read by another.
-    """
+    """A table, a codebook and a file of its own for every hospital, and what they agree on."""
     frame, roles = builtin_table(
         f"icu-synthetic:centers={plan.sites},stays={plan.stays * plan.sites},groups={min(plan.sites, 4)}"
     )
-    own: list[SiteFile] = []
     books: list[Codebook] = []
     for name, center in zip(plan.names, sorted(frame["center"].unique().to_list()), strict=True):
         path, local = out / "tables" / f"{name}.parquet", network.sites[name] / "local"
@@ -190,15 +180,9 @@ def _tables(out: Path, network: kits.Network, plan: RehearsalPlan) -> Agreement:
         )
         store = str((out / "stores" / name).absolute())
         table = str(path.absolute())
-        own.append(SiteFile(name, table, roles.label, store, roles.patient, roles.time, policy=AUTO))
-        own[-1].write(local)
-        books.append(codebook(own[-1].read_table(), seed=0, min_cell=MIN_CELL))
+        own = SiteFile(name, table, roles.label, store, roles.patient, roles.time, policy=AUTO)
+        own.write(local)
+        books.append(codebook(own.read_table(), seed=0, min_cell=MIN_CELL))
         files.write_json(local / sitefile.CODEBOOK, books[-1].to_json())
-    book = merged(books)
-    summaries: dict[str, ColumnSummary] = {}
-    for file in own:
-        rows = file.read_table(book)
-        split = assign_splits(rows, plan.seed, book.shared_patients)
-        summaries |= center_summaries(rows, split, book.numbers, MIN_CELL)
-    book = replace(book, statistics=agree(summaries))
-    return Agreement(plan.study, plan.method, book, plan.seed, plan.rounds, dict(plan.settings or {}))
+    settings = dict(plan.settings or {})
+    return Agreement(plan.study, plan.method, merged(books), plan.seed, plan.rounds, settings)

@@ -1,4 +1,8 @@
-"""Send a job with the operator's kit, and wait for its report."""
+"""Send a job with the operator's kit, and wait for its report.
+
+A job is data: what to start where, and the signed proposal. No code travels with it. A site admits it because
+its own ``class_allow_list`` names these classes (``abps site provision`` writes that list).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from nvflare.collab import CollabRecipe
 from nvflare.fuel.flare_api import api_spec as engine
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
@@ -19,11 +24,12 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_root, read_signer
-from abps.sites.consent.kit import Role, read_kit
-from abps.sites.consent.proposal import Proposal, sign
+from abps.sites.consent.kit import Kit, Role, read_kit
+from abps.sites.consent.proposal import Proposal, SignedProposal, sign
 from abps.sites.consent.sharing import open_letter
-from abps.sites.flare.app import RESULT
-from abps.sites.flare.recipe import ABPSRecipe, JobTimeouts
+from abps.sites.flare.app import RESULT, FlareScheduler, FlareSite
+from abps.sites.flare.kits import provisioned
+from abps.sites.protocol.commands import Timeouts
 
 #: Jobs in a row that may be lost with the relay before the operator gives up, and seconds between two tries.
 MOST_LOST = 5
@@ -41,6 +47,47 @@ _BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
 _REFUSED = (engine.AuthorizationError, engine.InvalidJobDefinition, engine.JobNotFound, engine.InternalError)
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class JobTimeouts(Timeouts):
+    """Seconds of a job: the scheduler's, and one call between sites."""
+
+    call: float = 10.0
+
+    def scheduler(self) -> dict[str, float]:
+        """Those of the scheduler, as plain data."""
+        return {f.name: getattr(self, f.name) for f in fields(Timeouts)}
+
+
+class ABPSRecipe(CollabRecipe):
+    """A job for the engine: some rounds of a study or, without an agreement, the gathering of codebooks."""
+
+    def __init__(
+        self, signed: SignedProposal, rounds: int = 1, min_sites: int = 2, timeouts: JobTimeouts | None = None
+    ) -> None:
+        """rounds: of this job; a site that was away can come back with the next one."""
+        agreement, timeouts = signed.proposal.agreement, timeouts or JobTimeouts()
+        if agreement is not None:
+            agreement.config()  # what cannot be run is refused here, not at the sites
+        super().__init__(
+            job_name=f"abps-{signed.proposal.study}{'' if agreement is not None else '-codebooks'}",
+            server=FlareScheduler(signed.text(), rounds, timeouts.scheduler()),
+            client=FlareSite(signed.text(), timeouts.call),
+            min_clients=min_sites,
+            sync_task_timeout=max(60.0, timeouts.talk),
+        )
+        self._job.job.set_app_packages(["abps"])
+
+    @staticmethod
+    def _user_source_entries(objs: Any) -> list[tuple[str, str | None]]:
+        """No source is shipped: the package is installed wherever the job runs."""
+        return []
+
+    def written(self, folder: str) -> str:
+        """Write the job into a folder, for the engine to submit."""
+        self.export(folder)
+        return str(Path(folder) / self.job_name)
 
 
 @dataclass(frozen=True)
@@ -73,9 +120,7 @@ class JobLost(RequestError):
 @contextlib.contextmanager
 def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
     """Log in at the relay."""
-    given = read_kit(kit)
-    if given.role is not Role.OPERATOR:
-        raise RequestError(f"{kit} is not an operator's startup kit; it was made by `abps site provision`")
+    given = _operator(kit)
     with contextlib.redirect_stdout(io.StringIO()):  # the engine's chatter is not our output
         try:
             line = new_secure_session(given.name, str(kit), timeout=seconds)
@@ -96,6 +141,13 @@ def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
                 line.close()
 
 
+def _operator(kit: Path) -> Kit:
+    given = read_kit(kit)
+    if given.role is not Role.OPERATOR:
+        raise RequestError(f"{kit} is not an operator's startup kit; it was made by `abps site provision`")
+    return given
+
+
 def connected(kit: Path) -> list[str]:
     """The sites that are connected to the relay."""
     with session(kit) as line:
@@ -112,8 +164,14 @@ def submit(
     progress: Progress = lambda status: None,
     members: Sequence[str] = (),
 ) -> JobOutcome:
-    """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
-    signed = sign(Proposal(agreement.study, agreement, tuple(members)), read_signer(kit))
+    """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report.
+
+    members: none: all sites of the network. The proposal names them, so that sites hold to them.
+    """
+    named = tuple(members) or provisioned(_operator(kit).folder)
+    if not named:
+        raise RequestError("the operator's kit does not list the network's sites; name them with --members")
+    signed = sign(Proposal(agreement.study, agreement, named), read_signer(kit))
     return _run(kit, ABPSRecipe(signed, rounds, min_sites, timeouts), wait, progress)
 
 
@@ -158,7 +216,7 @@ def to_the_end(once: Callable[[], JobOutcome], rounds: int, progress: Progress) 
 def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The report of several jobs as if they were one."""
     last = reports[-1]
-    total = {name: sum(each["bytes"][name] for each in reports) for name in last["bytes"]}
+    total = sum(each["bytes"] for each in reports)
     all_rounds = [each for report in reports for each in report["rounds"]]
     return {**last, "first": reports[0]["first"], "rounds": all_rounds, "bytes": total}
 
@@ -197,7 +255,7 @@ def gather(
 def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Progress) -> JobOutcome:
     """Submit a job and, if asked to, wait for its end."""
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
-        job = str(line.submit_job(str(recipe.write(Path(folder)))))
+        job = str(line.submit_job(recipe.written(folder)))
     if wait is None:
         return JobOutcome(job, "SUBMITTED", None)
     until, watch = time.monotonic() + wait, _LossWatch(job)

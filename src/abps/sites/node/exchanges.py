@@ -1,8 +1,8 @@
 """Exchanges of a coordinated method: every member uploads, one of them aggregates, all apply its broadcast.
 
 The coordinator follows from the seed: the first in the draw that is present. A site accepts a broadcast from
-this member alone, and one per exchange. Exchanges that need nothing but sums can run under masked sums: the
-coordinator then gets the total, and nobody sees a single upload.
+this member alone, and one per exchange. Exchanges that need nothing but sums can run under masked sums: every
+member then gets the total, checks it, and does for itself what the coordinator would do.
 
 The state is what the broadcasts of all exchanges led to. Members keep them; a site that missed some, or joins
 later, asks other members for them and applies them, before it uploads.
@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.methods.base import Floats
-from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload, coordinators
+from abps.methods.coordinated import Broadcast, Upload, coordinators
 from abps.sites.node.context import SiteContext
-from abps.sites.node.gate import Gate
 from abps.sites.node.masked_sums import MaskedSums
-from abps.sites.node.transport import RELAY, AuditedTransport, UnreachableError
+from abps.sites.node.transport import RELAY, REPEATS, AuditedTransport, Gate, UnreachableError
 from abps.sites.store.rows import EntryKind
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
@@ -41,6 +41,8 @@ class Exchanges:
         self, context: SiteContext, transport: AuditedTransport, gate: Gate, sums: MaskedSums
     ) -> None:
         self.context, self.transport, self.gate, self._sums = context, transport, gate, sums
+        self.method = context.method
+        self._busy = threading.RLock()  # one computation at a time: they share buffers
         self.begin()
 
     def begin(self) -> None:
@@ -48,27 +50,27 @@ class Exchanges:
         self._own: Upload | None = None
         self._uploads: dict[str, NumberList] = {}  # by peer, to this site as the coordinator
         self._state: Any = None  # after the broadcast
+        self._taken_from = ""  # whose broadcast that was
         self._closed = False
-        self._synced = False  # whether the state is known to follow from all earlier exchanges
+        self._synced = 0  # up to which exchange the state is known to follow from all
         #: Broadcasts that were applied since the last finished round.
         self.applied: dict[int, bytes] = {}
-
-    @property
-    def method(self) -> CoordinatedMethod:
-        """The method of a study with coordinated exchanges."""
-        if self.context.method.kind != "coordinated":
-            raise RequestError(f"{self.context.agreement.method!r} has no coordinated exchanges")
-        return cast(CoordinatedMethod, self.context.method)
 
     def masked(self, round: int) -> bool:
         """Whether an exchange runs under masked sums."""
         return self.method.privacy.secure and self.method.sums_only(round)
 
-    def close(self) -> Any:
-        """The state after the exchange, or None if no broadcast has come; nothing is applied any more."""
+    def close(self, ask: bool) -> Any:
+        """The state after the exchange, or None if there is none; nothing is applied any more.
+
+        ask: there was an exchange: a site that has not got its result asks other members.
+        """
         with self.context.lock:
             self._closed = True
-            return self._state
+        round = self.context.round.number
+        if self._state is None and ask and self._in_step(round + 1) and round in self.applied:
+            self._state = self.context.state
+        return self._state
 
     # Asked by the scheduler
 
@@ -83,53 +85,78 @@ class Exchanges:
         now.silent |= set(gone) - {context.name}
         if now.resting or not self._in_step(round):
             return 0
+        if self._taken_from not in ("", self.coordinator()):
+            # It fell away before all had its broadcast: all take that of the next in the draw.
+            self._state, self._taken_from = None, ""
+            self.applied.pop(round, None)
+        masked = self.masked(round)
+        if masked and self._sums.opened() is None and (self.applied or context.store.broadcasts()):
+            return 0  # it came after the first sum, and gets the model; a sum with it would show what it adds
         if self._own is None:
-            self._own = self.method.upload(context.method_context, context.state, round)
-        entries = self._own.values.shape[1]
-        if self.masked(round):
+            with self._busy:
+                self._own = self.method.upload(context.method_context, context.state, round)
+        entries, coordinator = self._own.values.shape[1], self.coordinator()
+        if masked:
             self._sums.summand = self._own.values[0].astype(np.float64)
-            return entries
-        coordinator = self.coordinator()
-        if coordinator == context.name:
-            return entries
-        data = pack_upload(self._own.messages[0].data, round, context.id)
-        why = f"our upload of round {round}, for its coordinator"
-        try:
-            self.transport.carry(coordinator, EntryKind.UPLOAD, data, why, self.transport.retries.repeats)
-        except UnreachableError:
-            return 0
+        elif coordinator != context.name:
+            data = pack_upload(self._own.messages[0].data, round, context.id)
+            why = f"our upload of round {round}, for its coordinator"
+            try:
+                self.transport.carry(coordinator, EntryKind.UPLOAD, data, why, REPEATS)
+            except UnreachableError:
+                return 0
         return entries
 
-    def coordinate(self, round: int, total: bytes | None = None, names: Sequence[str] = ()) -> int:
-        """Aggregate, and broadcast the result. Returns how many members' uploads are in it.
-
-        total, names: under masked sums, the total of the uploads and whose they are.
-        """
+    def coordinate(self, round: int) -> int:
+        """Aggregate, and broadcast the result. Returns how many members' uploads are in it."""
         context = self.context
         own = context.need(round, self._own, "an upload of its own")
-        if self.coordinator() != context.name:
+        if self.coordinator() != context.name or self.masked(round):
             raise RequestError(f"{context.name} is not the coordinator of round {round}")
-        if self.masked(round):
-            uploads, count = self._total(round, total, own), len(set(names) & set(context.roster))
-        else:
-            uploads, count = self._gathered(own)
+        uploads, count = self._gathered(own)
         if count < 2:
             return count
-        broadcast = self.method.aggregate(context.method_context, context.state, uploads, round)
+        broadcast = self._aggregated(uploads, round)
         for peer in context.roster:
             if peer in context.round.silent:
                 continue
             own_part = broadcast.own.get(context.members.index(peer))
             content = broadcast.common.data + (b"" if own_part is None else own_part.data)
             if peer == context.name:
-                self._state = self._after(peer, context.state, content, round)
-                self.applied[round] = broadcast.common.data
+                self._take(peer, content, round)
                 continue
             data = pack_broadcast(content, round, context.id)
             why = f"the result of exchange {round}, which we coordinate"
             with contextlib.suppress(UnreachableError):
-                self.transport.carry(peer, EntryKind.BROADCAST, data, why, self.transport.retries.repeats)
+                self.transport.carry(peer, EntryKind.BROADCAST, data, why, REPEATS)
         return count
+
+    def take_total(self, round: int, data: bytes) -> bool:
+        """The total of an exchange under masks, as the relay says it; checked, and applied."""
+        context = self.context
+        context.need(round, True, "begun")
+        if not self.masked(round) or self._state is not None or self._closed or not self._in_step(round):
+            raise RequestError(f"{context.name} waits for no total of round {round}")
+        own = context.need(round, self._own, "a summand of its own")
+        values = self._sums.steps.total(round, data)
+        if values.shape != own.values[0].shape:
+            raise RequestError(f"the relay's total of round {round} is not a sum of our uploads")
+        why = f"the total of round {round}, under masks"
+        self.transport.log(RELAY, EntryKind.UPLOAD, len(data), why, sent=False)
+        try:
+            self._take(RELAY, self._aggregated(values[None], round).common.data, round)
+        except Refusal as refused:
+            raise RequestError(f"the total of round {round} cannot be used: {refused.detail}") from refused
+        return True
+
+    def _aggregated(self, uploads: Floats, round: int) -> Broadcast:
+        with self._busy:
+            return self.method.aggregate(self.context.method_context, self.context.state, uploads, round)
+
+    def _take(self, peer: str, content: bytes, round: int) -> None:
+        """Apply a broadcast, and keep what it says to all."""
+        self._state, self._taken_from = self._after(peer, self.context.state, content, round), peer
+        self.applied[round] = NumberList.read(content)[0].data
 
     def _gathered(self, own: Upload) -> tuple[Floats, int]:
         """(n, entries) the uploads of the members, NaN where there is none; and how many there are."""
@@ -146,15 +173,6 @@ class Exchanges:
         for peer, each in found.items():
             uploads[context.members.index(peer), : len(each.values)] = each.values
         return uploads, len(found)
-
-    def _total(self, round: int, total: bytes | None, own: Upload) -> Floats:
-        """(1, entries) the sum of all uploads."""
-        values = np.frombuffer(total or b"", dtype="<f8").astype(np.float64)
-        if values.shape != own.values[0].shape or not np.isfinite(values).all():
-            raise RequestError(f"the relay's total of round {round} is not a sum of our uploads")
-        why = f"the total of round {round}, under masks"
-        self.transport.log(RELAY, EntryKind.UPLOAD, len(total or b""), why, sent=False)
-        return values[None]
 
     def coordinator(self) -> str:
         """The first member in the draw of this round that is present."""
@@ -180,14 +198,14 @@ class Exchanges:
         """The coordinator's broadcast."""
         context, round = self.context, self.context.round.number
         content = admission.admit_broadcast(data, context.origin(peer))
+        if self.masked(round):
+            raise Refusal(peer, Reason.PROTOCOL, "everybody adds up for itself in this exchange")
         if peer != self.coordinator():
             raise Refusal(peer, Reason.PROTOCOL, f"{self.coordinator()} coordinates this exchange")
         with context.lock:
             if self._state is not None or self._closed or not self._in_step(round, ask=False):
                 raise Refusal(peer, Reason.ROUND, "no broadcast is due")
-            self._state = self._after(peer, context.state, content, round)
-            common, _ = NumberList.read(content)
-            self.applied[round] = common.data
+            self._take(peer, content, round)
         self.transport.log(peer, EntryKind.BROADCAST, len(data), "the result of the exchange", sent=False)
         return b""
 
@@ -198,12 +216,7 @@ class Exchanges:
         kept = self.context.store.broadcasts(after) | {
             number: content for number, content in self.applied.items() if number > after
         }
-        now = self.context.round.number
-        parts = [
-            pack_broadcast(content, number, self.context.id)
-            for number, content in kept.items()
-            if number < now
-        ]
+        parts = [pack_broadcast(content, number, self.context.id) for number, content in kept.items()]
         reply = b"".join(_SIZE.pack(len(part)) + part for part in parts)
         why = f"{len(parts)} broadcasts that it has missed"
         self.transport.log(peer, EntryKind.BROADCAST, len(reply), why)
@@ -221,15 +234,16 @@ class Exchanges:
             if rest or not all(np.isfinite(each.values).all() for each in (common, own) if each is not None):
                 raise ValueError("values that are not finite, or too many")
             broadcast = Broadcast(common, {} if own is None else {me: own})
-            return self.method.apply_broadcast(context.method_context, state, broadcast, round)
+            with self._busy:
+                return self.method.apply_broadcast(context.method_context, state, broadcast, round)
         except ValueError as error:
             raise Refusal(coordinator, Reason.MALFORMED, f"its broadcast: {error}") from error
 
     def _in_step(self, round: int, ask: bool = True) -> bool:
-        """Whether the state follows from all earlier exchanges.  ask: ask members for missed ones."""
+        """Whether the state follows from all exchanges before a round.  ask: ask members for missed ones."""
         context = self.context
         last = max((*context.store.broadcasts(), *self.applied), default=0)
-        if self._synced or last >= round - 1:
+        if self._synced >= round - 1 or last >= round - 1:
             return True
         missed = self._ask_for_missed(last, round) if ask else None
         if missed is None:
@@ -244,17 +258,18 @@ class Exchanges:
         with context.lock:
             context.state = state
             self.applied |= {number: content for number, (_, content) in missed.items()}
-            self._synced = True
+            self._synced = round - 1
         return True
 
     def _ask_for_missed(self, last: int, round: int) -> dict[int, tuple[str, bytes]] | None:
-        """The broadcasts after a round, as two members have them alike (one, if there is no other)."""
+        """The broadcasts after one round and before another, as two members have them alike (one, if there is
+        no other)."""
         context = self.context
         peers = sorted(context.others - context.round.silent)
         seen: list[tuple[str, Mapping[int, bytes]]] = []
         for peer in peers:
             try:
-                data = pack_request(last, round, context.id)
+                data = pack_request(last, context.round.number, context.id)
                 why = f"we ask for broadcasts after exchange {last}"
                 reply = self.transport.carry(peer, EntryKind.REQUEST, data, why)
                 found = self._parse_missed(peer, reply, last, round)
@@ -271,7 +286,7 @@ class Exchanges:
 
     def _parse_missed(self, peer: str, reply: bytes, last: int, round: int) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        expected = range(last + 1, round)
+        expected = range(last + 1, self.context.round.number + 1)
         while reply:
             if len(reply) < _SIZE.size:
                 raise Refusal(peer, Reason.MALFORMED, "broadcasts that are cut short")
@@ -280,7 +295,7 @@ class Exchanges:
             number = next((t for t in expected if t not in found and _round_of(part) == t), 0)
             content = admission.admit_broadcast(part, self.context.origin(peer, round=number))
             found[number] = content
-        return found
+        return {number: content for number, content in found.items() if number < round}
 
 
 def _round_of(message: bytes) -> int:

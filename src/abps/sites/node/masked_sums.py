@@ -4,21 +4,20 @@ The masks: :mod:`abps.sites.protocol.masking`. Every step is written into the lo
 came. The group of a sum is the roster of the job, which the site has checked against the members that its
 people approved.
 
-A star method may ask for sums over the same rows in many rounds; two sums of different members would reveal
-their difference. So all sums of such a study are of the same members; who they are stays in the store.
+Two sums of different members would reveal their difference, and exchanges ask about nearly the same models
+again and again. So all sums of a study are of the same members; who they are stays in the store.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.methods.star import StarMethod
 from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.transport import RELAY, AuditedTransport
@@ -44,14 +43,11 @@ class MaskedSums:
     ) -> None:
         self.context, self.transport = context, transport
         self._made: Masking | None = None
-        if context.method.privacy.secure and context.method.kind in ("star", "coordinated"):
-            from abps.sites.protocol.masking import (  # needs the extra that sites have
-                Masking,
-                masking_context,
-            )
+        if context.method.privacy.secure:
+            from abps.sites.protocol.masking import Masking  # needs the extra that sites have
 
-            context_of = masking_context(context.digest, context.job)
-            self._made = Masking(context.name, context_of, signer, authority, write=self._write)
+            purpose = f"{context.digest}/{context.job}"
+            self._made = Masking(context.name, purpose, signer, authority, write=self._write)
         self.begin()
 
     def begin(self) -> None:
@@ -61,24 +57,25 @@ class MaskedSums:
     def commands(self) -> dict[Command, Callable[..., Any]]:
         """What the scheduler may ask for."""
         return {
-            Command.SUM_INTRODUCE: lambda: self._steps.introduction(),
+            Command.SUM_INTRODUCE: lambda: self.steps.introduction(),
             Command.SUM_MEET: self.meet,
             Command.SUM_KEYS: self.keys,
-            Command.SUM_SHARES: lambda round, keys: self._steps.shares(round, keys),
+            Command.SUM_SHARES: lambda round, keys: self.steps.shares(round, keys),
             Command.SUM_MASKED: self.masked,
             Command.SUM_PRESENT: self.present,
             Command.SUM_OPEN: self.open,
         }
 
     @property
-    def _steps(self) -> Masking:
+    def steps(self) -> Masking:
+        """The masks of this job."""
         if self._made is None:
             raise RequestError(f"{self.context.agreement.method!r} as agreed has no masked sums")
         return self._made
 
     def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
         """Everybody's keys, as the relay passes them on; a site whose key is not proven is in no sum."""
-        for name in self._steps.meet(introductions):
+        for name in self.steps.meet(introductions):
             what = f"the key for masked sums that came as {name}'s is not signed by it; no sum with it"
             self.transport.log_decision(what, round=0)
 
@@ -90,40 +87,34 @@ class MaskedSums:
                 f"the relay names {len(group)} sites for a sum, and the job has {len(self.context.roster)}; "
                 "a sum of others than all members is refused"
             )
-        return self._steps.keys(round, group)
+        return self.steps.keys(round, group)
 
     def masked(self, round: int, sealed: Mapping[str, bytes]) -> bytes:
         """Step 3: what this site adds, under its masks, once."""
         with self.context.lock:
             summand = self.context.need(round, self.summand, "a summand that has not left yet")
             self.summand = None
-        kind = EntryKind.WEIGHTS if self.context.method.kind == "star" else EntryKind.UPLOAD
-        return self._steps.masked(round, sealed, summand, kind, f"our summand of round {round}")
+        return self.steps.masked(round, sealed, summand, EntryKind.UPLOAD, f"our summand of round {round}")
 
     def present(self, round: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose summands have come."""
-        if self._of_rows and self._opened() not in (None, sorted(names)):
+        if self.opened() not in (None, sorted(names)):
             what = (
                 f"the sum of round {round} is of other members than an earlier one, and the difference would "
                 "reveal these; it is not opened"
             )
             self.transport.log_decision(what, round=round)
             raise RequestError(what)
-        return self._steps.present(round, names)
+        return self.steps.present(round, names)
 
     def open(self, round: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
         """Step 5: the shares that take the masks off the sum; whose it is stands on the disk before."""
-        shares = self._steps.opened(round, names, signatures)
-        if self._of_rows and self._opened() is None:
+        shares = self.steps.opened(round, names, signatures)
+        if self.opened() is None:
             self.context.store.keep(**{_OPENED: json.dumps(sorted(names))})
         return shares
 
-    @property
-    def _of_rows(self) -> bool:
-        """Whether the sums are over rows and can be asked for twice."""
-        return self.context.method.kind == "star" and cast(StarMethod, self.context.method).asks
-
-    def _opened(self) -> list[str] | None:
+    def opened(self) -> list[str] | None:
         """The members of the study's sums; none before the first."""
         kept: list[str] | None = json.loads(self.context.store.facts().get(_OPENED, "null"))
         return kept

@@ -1,7 +1,7 @@
 """Common scales from masked counts, before the first round of a study: nobody sees what a single site has.
 
-With ``secure=yes`` sites need not send summaries of their columns in codebooks. They count their values in
-bins that all know, three times (:mod:`abps.data.scales`), and each count is a masked sum
+Sites count their values in bins that all know, three times (:mod:`abps.data.scales`), and each count is a
+masked sum
 (:mod:`abps.privacy.secure_sum`): relay, operator and members see totals. Every site computes the next bins,
 and at last the scales, for itself, and checks that a total holds at least its own counts; the relay cannot
 choose bins. The result stays in a store of its own, ``STUDY-scales.sqlite``, with the log of what left; later
@@ -50,8 +50,7 @@ from abps.sites.node.privacy_ledger import pay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
 from abps.sites.protocol.masking import Masking
-from abps.sites.store.chain import canonical
-from abps.sites.store.rows import EntryKind, LogEntry
+from abps.sites.store.rows import EntryKind, LogEntry, canonical
 from abps.sites.store.store import Store
 
 Floats = NDArray[np.float64]
@@ -271,8 +270,8 @@ class ScaleCounting:
         """The total of a count, as the scheduler says; whether it was the last."""
         if self._own is None or number != self._tally.found.taken + 1:
             raise RequestError(f"there is no count {number} under way")
-        total = np.frombuffer(data, dtype="<f8").astype(np.float64)
-        if total.size != self._own.size or not np.isfinite(total).all():
+        total = self._steps.total(number, data)
+        if total.size != self._own.size:
             raise RequestError("the total is none")
         self._tally.members = len(self._listed)
         slack = 0.5 + self._tally.doubt()

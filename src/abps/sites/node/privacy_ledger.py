@@ -1,7 +1,7 @@
 """A site's privacy account, in its store: what was spent is written down before anything of it leaves.
 
 It holds every release with its noise, so that ε can be computed again from the file that ``abps site export``
-writes. What the site publishes of itself is drawn with noise once, and is the same in later jobs.
+writes.
 """
 
 from __future__ import annotations
@@ -10,19 +10,14 @@ import json
 import math
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from abps.core.errors import RequestError
-from abps.methods.accounting import not_covered, published_privately, releases
-from abps.methods.base import Context, Method, Published
+from abps.methods.accounting import not_covered, releases
+from abps.methods.base import Context, Method
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.sites.store.store import Store
 
-Floats = NDArray[np.float64]
-
-#: The facts of a store that hold an account, what it leaves out, and what was published under it.
-_ACCOUNT, _GAPS, _PUBLISHED = "privacy", "privacy_gaps", "published"
+#: The facts of a store that hold an account, and what it leaves out.
+_ACCOUNT, _GAPS = "privacy", "privacy_gaps"
 
 
 class PrivacyBudget:
@@ -34,29 +29,16 @@ class PrivacyBudget:
         known = account_of(store)
         self.account = known or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
 
-    def published(self, context: Context, published: Published) -> Floats:
-        """(entries,) what this site publishes of itself, with noise: the same in every job."""
-        kept = self._store.facts().get(_PUBLISHED)
-        if kept is not None:
-            return np.array(json.loads(kept), dtype=np.float64)
-        noise = self._method.training.noise_multiplier
-        drawn = published_privately(context, published, 0, int(context.ids[context.local_index[0]]), noise)
-        after = self.account.spend(Release(0, "metadata", noise))
-        self._write(after, context, **{_PUBLISHED: json.dumps(drawn.tolist())})
-        return drawn
-
     def pays(self, context: Context, round: int) -> bool:
         """Pay for a round, and write it down; False if the account does not afford it."""
         due = releases(self._method, round)
         if not self.account.affords(*due):
             return False
-        self._write(self.account.spend(*due), context)
-        return True
-
-    def _write(self, after: Account, context: Context, **more: str) -> None:
+        after = self.account.spend(*due)
         gaps = json.dumps(list(not_covered(self._method, context)))
-        self._store.keep(**{_ACCOUNT: json.dumps(after.to_json()), _GAPS: gaps}, **more)
+        self._store.keep(**{_ACCOUNT: json.dumps(after.to_json()), _GAPS: gaps})
         self.account = after
+        return True
 
 
 def pay(store: Store, method: Method, *due: Release) -> None:

@@ -1,9 +1,9 @@
-"""One site of a real federation: it trains on its own table and decides for itself with whom to work.
+"""One site of a real federation: it computes on its own table, and takes part in exchanges.
 
 A site never sends its rows. Everything that leaves it is written to its audit log first. Here are the table
 of what the scheduler (the clock at the relay) may ask of a site, and the table of what peers may send. The
-work is done by the other modules of this package: they share :mod:`.context`, send through
-:mod:`.transport`, and accept what passes :mod:`.gate`.
+work is done by the other modules of this package: they share :mod:`.context` and send through
+:mod:`.transport`.
 """
 
 from __future__ import annotations
@@ -14,34 +14,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
-from abps.core.protocol import Negotiation
 from abps.data.prepare import Prepared
+from abps.methods.state_bytes import freeze
+from abps.models.metrics import labels_of
+from abps.models.outcome_scores import main_score
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.keys import Signer
 from abps.sites.node.context import Round, SiteContext, is_round, may_score
 from abps.sites.node.exchanges import Exchanges
-from abps.sites.node.gate import Gate
-from abps.sites.node.learning import Learning
+from abps.sites.node.heads import Heads
 from abps.sites.node.masked_sums import MaskedSums
-from abps.sites.node.negotiation import PairNegotiation
-from abps.sites.node.publishing import Publishing
-from abps.sites.node.star_client import StarClient
-from abps.sites.node.transport import OPERATOR, RELAY, AuditedTransport, Retries, Send, utc
-from abps.sites.node.weight_exchange import WeightExchange
+from abps.sites.node.transport import AuditedTransport, Gate, Send
 from abps.sites.protocol.commands import Command
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
-from abps.sites.store.rows import EntryKind, LogEntry
+from abps.sites.store.rows import EntryKind, RoundRecord
 from abps.sites.store.store import Store
 from abps.wire import versions
 from abps.wire.admission import Limits, Reason, Refusal
-from abps.wire.frames import frame_size
 
-#: Kinds of what leaves that are no part of the method itself: the ledger does not count them as control.
-_NOT_CONTROL = (EntryKind.WEIGHTS, EntryKind.HEAD, EntryKind.REPORT)
+#: Kinds of what leaves that are no part of the method itself.
+_NOT_COUNTED = (EntryKind.HEAD, EntryKind.REPORT)
 
 
 class Site:
@@ -55,9 +53,7 @@ class Site:
         store: Store,
         send: Send,
         limits: Limits | None = None,
-        retries: Retries | None = None,
         now: Callable[[], float] = time.monotonic,
-        stamp: Callable[[], str] = utc,
         another_table: bool = False,
         consent: Consent | None = None,
         secret: int = 0,
@@ -72,56 +68,34 @@ class Site:
         job: its name, the same at all sites.
         """
         self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
-        self.context = SiteContext(
+        self.context = context = SiteContext(
             name, agreement, data, store, limits or Limits(), job, another_table, secret
         )
-        context = self.context
-        self.transport = AuditedTransport(context, send, retries or Retries(), now, stamp)
-        transport, self.gate = self.transport, Gate(self.context, now)
-        self.negotiation = PairNegotiation(context, transport, self.gate)
-        self.publishing = Publishing(context, transport, signer)
-        self.weights = WeightExchange(context, transport, self.gate, self.negotiation, self.publishing)
-        self.star = StarClient(context, transport, self.gate)
-        self.sums = MaskedSums(context, transport, signer, None if consent is None else consent.authority)
-        self.exchanges = Exchanges(context, transport, self.gate, self.sums)
-        self.learning = Learning(context, self.star, self.sums, self.exchanges)
+        self.transport = AuditedTransport(context, send)
+        self.gate, self.heads = Gate(context, now), Heads(context, self.transport, signer)
+        authority = None if consent is None else consent.authority
+        self.sums = MaskedSums(context, self.transport, signer, authority)
+        self.exchanges = Exchanges(context, self.transport, self.gate, self.sums)
         self._begun = store.round
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {
             Command.HELLO: self.hello,
             Command.JOIN: self.join,
-            Command.CATCH_UP: self.negotiation.catch_up,
-            Command.INTRODUCE: self.publishing.introduce,
+            Command.INTRODUCE: self.introduce,
             Command.BEGIN: self.begin,
-            Command.TRAIN: self.train,
-            Command.PROPOSE: self.negotiation.propose,
-            Command.SETTLE: self.negotiation.settle,
-            Command.EXCHANGE: self.weights.exchange,
             Command.CONTRIBUTE: self.exchanges.contribute,
             Command.COORDINATE: self.exchanges.coordinate,
-            Command.UPLOAD: self.star.upload,
-            Command.DOWNLOAD: self.star.download,
-            Command.LAST_ANSWER: self.star.last_answer,
             Command.CONCLUDE: self.conclude,
             Command.KEEP_BEST: store.keep_best,
             **self.sums.commands(),
+            Command.SUM_TOTAL: self.exchanges.take_total,
         }
-        #: What peers may send, and who handles it, by how the method links sites.
-        takers: dict[str, dict[EntryKind, Callable[[str, bytes], bytes]]] = {
-            "mutual": {
-                EntryKind.MESSAGE: self.negotiation.receive,
-                EntryKind.WEIGHTS: self.weights.receive,
-            },
-            "coordinated": {
-                EntryKind.UPLOAD: self.exchanges.receive_upload,
-                EntryKind.BROADCAST: self.exchanges.receive_broadcast,
-                EntryKind.REQUEST: self.exchanges.receive_request,
-            },
-        }
+        #: What peers may send, and who handles it.
         self._takers = {
-            **takers.get(self.context.method.kind, {}),
-            EntryKind.VECTOR: self.publishing.receive_vector,
-            EntryKind.HEAD: self.publishing.receive_head,
+            EntryKind.UPLOAD: self.exchanges.receive_upload,
+            EntryKind.BROADCAST: self.exchanges.receive_broadcast,
+            EntryKind.REQUEST: self.exchanges.receive_request,
+            EntryKind.HEAD: self.heads.receive,
         }
 
     @property
@@ -177,10 +151,7 @@ class Site:
         if self.consent is not None:
             self.consent.members(members)
             self._ask_consent(first)
-        with self.context.lock:
-            self.context.join(members, first, rows)
-            if first == 1 and all(e.kind is not EntryKind.STATISTICS for e in self.store.traffic(1)):
-                self._log_statistics()
+        self.context.join(members, first, rows)
 
     def _check_version(self, wire: Sequence[int]) -> None:
         """Hold to the version of the approved proposal, which is the one that this site speaks."""
@@ -193,15 +164,15 @@ class Site:
                 f"{'.'.join(map(str, agreed))}, and this site {here}; bring all to the same abps",
             )
 
-    def _log_statistics(self) -> None:
-        """Write down what was passed on with the codebook, before this site knew of the study."""
-        took = self.agreement.book.statistics_source
-        outcome = self.agreement.book.outcome
-        common = self.context.method.training.standardise == "common"
-        if (common or outcome.grid or outcome.scale) and took is not None and self.name in took.spent:
-            why = "counts, means and groups of our numeric columns in our codebook, and the common scales"
-            why += "" if outcome.binary else "; the same of the outcome"
-            self.transport.log(OPERATOR, EntryKind.STATISTICS, took.spent[self.name], why, round=1)
+    def introduce(
+        self, round: int, to: Sequence[str] | None = None, rows: Mapping[str, int] | None = None
+    ) -> None:
+        """Return to every other member, or to those that have joined since, the head of its own log that this
+        site holds.  rows: how many training rows newcomers have."""
+        if rows:
+            self.context.newcomers(rows)
+        others = self.context.others
+        self.heads.give_back(round, sorted(others if to is None else others & set(to)))
 
     def _ask_consent(self, round: int) -> None:
         """Take no part in a round that this site's people do not want any more; nobody is answered then."""
@@ -231,19 +202,14 @@ class Site:
             if round <= self._begun:
                 raise RequestError(f"{self.name} has begun round {self._begun}; no round begins twice")
             self._ask_consent(round)
-            self.publishing.check_log()
+            self.heads.check()
             self._begun = round
-            absent = set(context.roster) - set(live) - {self.name}
-            context.round = Round(Negotiation(self.name, round, context.capacity), absent)
-            for part in (self.gate, self.weights, self.exchanges, self.star, self.sums):
+            context.round = Round(round, set(context.roster) - set(live) - {self.name})
+            for part in (self.gate, self.heads, self.exchanges, self.sums):
                 part.begin()
             budget = context.budget
+            # Where the budget does not afford the round, nothing more is learned from rows.
             context.round.resting = budget is not None and not budget.pays(context.method_context, round)
-
-    def train(self, round: int, live: Sequence[str]) -> None:
-        """Begin a round with the members that are there, and run its local epochs."""
-        self.begin(round, live)
-        self.learning.train(round)
 
     def conclude(self, round: int, rest: int = Rest.NOT) -> list[Any]:
         """Finish the round: [validation score, sums of the round, whether the method is done].
@@ -251,19 +217,47 @@ class Site:
         rest: why nothing was exchanged, if the scheduler knows.
         """
         with self.store.together():
-            value = self.learning.finish(round, Rest(rest))
+            value, partners = self._finish(round, Rest(rest))
             measure = self.context.data.outcome.measure
-            if self._scored:
-                finite = value if math.isfinite(value) else None
-                self.transport.report(finite, f"our validation {measure}", round)
-            else:
+            why = f"our validation {measure}"
+            if not self._scored:
                 value = math.nan
                 why = f"no validation {measure}: too few patients with or without the event"
-                self.transport.report(None, why, round)
-            done = self.context.method.finished(self.context.state)
-            result = [value, self._sums_of(round), done]
-            self.publishing.sign_log(round)
-        return result
+            self.transport.report(value if math.isfinite(value) else None, why, round)
+            sums = {"bytes": self._bytes(round), "partners": len(partners)}
+            self.transport.report(sums, "sums of the round: bytes and members of its exchange", round)
+            self.heads.give(round, self.exchanges.coordinator())
+        return [value, sums, self.context.method.finished(self.context.state)]
+
+    def _finish(self, round: int, rest: Rest) -> tuple[float, tuple[str, ...]]:
+        """Update the state, and write the round down: the validation score, and who was in the exchange."""
+        context, now, method = self.context, self.context.round, self.context.method
+        context.need(round, True, "begun")
+        after = self.exchanges.close(ask=rest is Rest.NOT and not now.resting)
+        world, before = context.method_context, context.state
+        state = method.rest(world, before, before, round) if after is None else after
+        partners = tuple(peer for peer in context.roster if peer in context.others - now.silent)
+        if after is None:
+            partners, rest = (), Rest.PRIVACY if now.resting else rest or Rest.UNREACHABLE
+        else:
+            rest = Rest(int(method.resting(world, state)[0]))
+        value = self.score(state, context.data.validation)
+        done = RoundRecord(
+            round, state.models[0], partners, rest.words, value, context.members,
+            freeze(state, ("models",)), dict(self.exchanges.applied),
+        )  # fmt: skip
+        if self.store.finish(done):
+            context.state = state
+        return value, partners
+
+    def score(self, state: Any, rows: Any) -> float:
+        """The outcome's main score; at least -1, which is enough to know of an R²."""
+        logits = self.context.method.logits(self.context.method_context, state, rows)
+        return float(np.maximum(main_score(logits, labels_of(rows))[0], -1.0))
+
+    def test_score(self) -> float:
+        """The current model on this site's own test rows; it stays at the site."""
+        return self.score(self.context.state, self.context.data.test)
 
     @functools.cached_property
     def _scored(self) -> bool:
@@ -271,26 +265,9 @@ class Site:
         data = self.context.data
         return may_score(data.validation.y, data.validation.patient, data.outcome, data.min_cell)
 
-    def _sums_of(self, round: int) -> dict[str, int]:
-        """What the scheduler gets of a round: sums, no names."""
+    def _bytes(self, round: int) -> int:
+        """What the method has sent in a round, and both ways of masked sums."""
         entries = self.store.traffic(round)
-        weights = [e.bytes for e in entries if e.kind is EntryKind.WEIGHTS and (e.sent or e.peer == RELAY)]
-        control = (
-            e.bytes for e in entries if e.kind is EntryKind.MASK or (e.sent and e.kind not in _NOT_CONTROL)
+        return sum(
+            e.bytes for e in entries if e.kind is EntryKind.MASK or (e.sent and e.kind not in _NOT_COUNTED)
         )
-        sums = {
-            "edges": self._edges(entries),
-            "directed": sum(weights),
-            "control": sum(control),
-            "partners": len(self.learning.received()),
-            "in_doubt": len(self.context.round.talks.in_doubt),
-        }
-        return self.transport.report(sums, "sums of the round: bytes, partners, matches in doubt", round)
-
-    def _edges(self, entries: Sequence[LogEntry]) -> int:
-        """Bytes of this site's ends of edges: a payload per peer and round; with a server, both ways."""
-        weights = [e for e in entries if e.kind is EntryKind.WEIGHTS]
-        if not self.context.pairs:
-            return max(2 * sum(e.bytes for e in weights if e.sent), sum(e.bytes for e in weights))
-        edges = {(e.round, e.peer) for e in weights}
-        return len(edges) * frame_size(self.context.codec, self.context.shared)

@@ -1,25 +1,107 @@
-"""What a site's store holds for its owner: the state of a study, and everything that ever left."""
+"""How a study stands at a site: what its store holds for its owner, everything that ever left, and what the
+process of a job is doing this moment (a small file with names of sites and of steps, nothing of the data)."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import datetime
 import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from abps import files
+from abps.core.errors import RequestError
 from abps.data.outcome import parse_outcome
 from abps.sites.consent.kit import Kit, Role
 from abps.sites.consent.preflight import Check, State
 from abps.sites.node.privacy_ledger import ledger_of
-from abps.sites.node.status_file import STEPS, read_status
+from abps.sites.protocol.commands import Command
 from abps.sites.store.audit import heads_json
 from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
+
+#: The file's name, in the participant's ``local`` folder.
+NOW = "abps-now.json"
+
+_NOW_SCHEMA = "abps.now/1"
+
+#: What a step of a round means, for people.
+STEPS = {
+    Command.OPEN: "reading its table and its store",
+    Command.INTRODUCE: "returning heads of logs",
+    Command.CONTRIBUTE: "uploading to the coordinator",
+    Command.COORDINATE: "aggregating as the coordinator",
+    Command.CONCLUDE: "updating its model",
+    Command.SUM_TOTAL: "updating the common model",
+    Command.LETTER: "sending its codebook to the operator",
+    "idle": "waiting for the scheduler",
+    "done": "done",
+}
+
+
+@dataclass(frozen=True)
+class StepStatus:
+    """step: of the round (0: before the first).  waiting: for whom.  since: when the step began, UTC."""
+
+    study: str
+    round: int
+    step: str
+    since: str
+    waiting: tuple[str, ...] = ()
+    process: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long the step has lasted."""
+        began = datetime.datetime.fromisoformat(self.since)
+        return max(0.0, (datetime.datetime.now(datetime.UTC) - began).total_seconds())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that wrote it still runs (on this machine)."""
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.process).status() != psutil.STATUS_ZOMBIE
+        return False
+
+
+class StatusFile:
+    """The file in which a process says what it is doing."""
+
+    def __init__(self, local: Path, study: str) -> None:
+        self.path = Path(local) / NOW
+        self.study = study
+        self._last: tuple[int, str, tuple[str, ...]] | None = None
+
+    def write(self, round: int, step: str, waiting: Sequence[str] = ()) -> None:
+        """A step begins. A disk that is full or gone must not end a job."""
+        status = (round, step, tuple(waiting))
+        if status == self._last:
+            return
+        self._last = status
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        now = StepStatus(self.study, round, step, at, tuple(waiting), os.getpid())
+        with contextlib.suppress(RequestError, OSError):
+            files.write_json(self.path, {"schema": _NOW_SCHEMA, **asdict(now)})
+
+
+def read_status(local: Path) -> StepStatus | None:
+    """What a job here is doing, or did last; None if there was none yet."""
+    try:
+        data = json.loads((Path(local) / NOW).read_text(encoding="utf-8"))
+        if data.pop("schema") != _NOW_SCHEMA:
+            return None
+        return StepStatus(**{**data, "waiting": tuple(data["waiting"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
 
 #: The privacy account in an export.
 PRIVACY = "privacy.json"
@@ -28,13 +110,7 @@ PRIVACY = "privacy.json"
 def summary(store: Store) -> dict[str, Any]:
     """The state of a study at this site, as plain data."""
     facts = store.facts()
-    alpha, beta = json.loads(facts.get("prior", "[1.0, 1.0]"))
     rounds = store.rounds()
-    matched = Counter(peer for peers in store.partners().values() for peer in peers)
-    beliefs = []
-    for peer, e in sorted(store.beliefs().items()):
-        mean = (alpha + e.gain) / (alpha + beta + e.gain + e.loss)
-        beliefs.append({"peer": peer, "mean": mean, "observations": e.count, "partner": matched[peer]})
     sent = store.sent_bytes()
     spent = ledger_of(store)
     account = {} if spent is None else spent["centers"][facts["site"]]
@@ -48,12 +124,10 @@ def summary(store: Store) -> dict[str, Any]:
         "partners": list(rounds[-1].partners) if rounds else [],
         "validation_auroc": rounds[-1].validation if rounds else None,
         "measure": _measure(facts),
-        "beliefs": beliefs,
         "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
         "bytes_sent": {**sent, "total": sum(sent.values())},
         "epsilon": account.get("epsilon"),
         "epsilon_budget": account.get("budget"),
-        "in_doubt": store.in_doubt(),
         "refused": [
             {"peer": peer, "reason": reason, "count": count}
             for (peer, reason), count in sorted(store.refusals().items())
@@ -97,18 +171,11 @@ def export(store: Store, out: Path) -> list[Path]:
         ("at", "round", "direction", "peer", "kind", "bytes", "why"),
         [(e.at, e.round, "sent" if e.sent else "received", e.peer, e.kind, e.bytes, e.why) for e in entries],
     )
-    credit = store.observations()
     _table(
         written[2],
-        ("round", "partners", "credit", "rest", "validation_auroc"),
+        ("round", "partners", "rest", "validation_auroc"),
         [
-            (
-                r.number,
-                " ".join(r.partners),
-                " ".join(f"{p}={credit[(r.number, p)]:.6g}" for p in r.partners if (r.number, p) in credit),
-                r.rest,
-                "" if r.validation is None else f"{r.validation:.6f}",
-            )
+            (r.number, " ".join(r.partners), r.rest, "" if r.validation is None else f"{r.validation:.6f}")
             for r in store.rounds()
         ],
     )

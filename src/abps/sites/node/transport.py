@@ -1,27 +1,27 @@
-"""What leaves a site and what arrives: written into the site's log first, then sent.
+"""What leaves a site and what arrives: written into the site's log first, then sent; and who is let in.
 
 Which engine carries the bytes does not matter here: ``send`` is given. Nothing leaves while people of the
-site do not want it (``closed``).
+site do not want it (``closed``). What a single message may say is checked by :mod:`abps.wire.admission`; here
+are a peer's rate, and its refusals so far.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TypeVar
 
 from abps.sites.node.context import SiteContext
-from abps.sites.store.chain import canonical
-from abps.sites.store.rows import EntryKind, LogEntry
+from abps.sites.store.rows import EntryKind, LogEntry, canonical
+from abps.wire.admission import RateLimit, Reason, Refusal
 
 T = TypeVar("T")
 
-#: The engine's name for the relay, where the scheduler and a star's server run.
+#: The engine's name for the relay, where the scheduler runs.
 RELAY = "server"
 
-#: Who merges the codebooks.
-OPERATOR = "operator"
+#: How often an unanswered message is repeated.
+REPEATS = 2
 
 
 class UnreachableError(Exception):
@@ -30,17 +30,6 @@ class UnreachableError(Exception):
 
 #: Send bytes to a peer and return its answer: (peer, kind, data) -> reply, or UnreachableError.
 Send = Callable[[str, EntryKind, bytes], bytes]
-
-#: A row of the log without time and peer: kind, bytes, why.
-Part = tuple[EntryKind, int, str]
-
-
-@dataclass(frozen=True)
-class Retries:
-    """How often a site repeats an unanswered message, and the seconds for its whole turn to propose."""
-
-    repeats: int = 2
-    turn_seconds: float = 60.0
 
 
 def utc() -> str:
@@ -51,31 +40,16 @@ def utc() -> str:
 class AuditedTransport:
     """A site's line to its peers, and the log of what goes over it."""
 
-    def __init__(
-        self,
-        context: SiteContext,
-        send: Send,
-        retries: Retries,
-        now: Callable[[], float],
-        stamp: Callable[[], str],
-    ) -> None:
-        self.context, self.retries, self.now = context, retries, now
-        self.send, self._stamp = send, stamp
+    def __init__(self, context: SiteContext, send: Send) -> None:
+        self.context, self.send = context, send
         self.closed = False  # whether consent was missing when a round should begin
 
     def log(
         self, peer: str, kind: EntryKind, size: int, why: str, sent: bool = True, round: int | None = None
     ) -> None:
         """Write down something that leaves or has come, in this round unless said otherwise."""
-        self.log_parts(peer, [(kind, size, why)], sent, round)
-
-    def log_parts(
-        self, peer: str, parts: Sequence[Part], sent: bool = True, round: int | None = None
-    ) -> None:
-        """The same for things that go together."""
         number = self.context.round.number if round is None else round
-        at = self._stamp()
-        self.context.store.log(*(LogEntry(at, number, peer, sent, *part) for part in parts))
+        self.context.store.log(LogEntry(utc(), number, peer, sent, kind, size, why))
 
     def log_decision(self, what: str, round: int | None = None) -> None:
         """Write down what people of this site decided about the study, or must know of it."""
@@ -89,30 +63,51 @@ class AuditedTransport:
     def carry(
         self, peer: str, kind: EntryKind, data: bytes, why: str, repeats: int = 0, round: int | None = None
     ) -> bytes:
-        """Write down, send, and return the answer; where one is due, an empty answer is none."""
-        return self.carry_parts(peer, data, [(kind, len(data), why)], repeats, round)
-
-    def carry_parts(
-        self, peer: str, data: bytes, parts: Sequence[Part], repeats: int = 0, round: int | None = None
-    ) -> bytes:
-        """The same for bytes that consist of several things; the first says what they are."""
-        if self.closed:
-            raise UnreachableError(peer)
-        kind = parts[0][0]
-        for attempt in range(1 + repeats):
+        """Write down, send, and return the answer."""
+        for attempt in range(0 if self.closed else 1 + repeats):
             again = " (repeated)" if attempt else ""
-            self.log_parts(peer, [(each, size, f"{why}{again}") for each, size, why in parts], round=round)
-            if kind is not EntryKind.MESSAGE:
-                self.context.store.sync()
+            self.log(peer, kind, len(data), f"{why}{again}", round=round)
+            self.context.store.sync()
             try:
-                reply = self.send(peer, kind, data)
+                return self.send(peer, kind, data)
             except UnreachableError:
                 continue
-            if reply or not _expects_answer(kind, data):
-                return reply
         raise UnreachableError(peer)
 
 
-def _expects_answer(kind: EntryKind, data: bytes) -> bool:
-    # Of the messages of a negotiation, a proposal (1) and an accept (2).
-    return kind is EntryKind.WEIGHTS or (kind is EntryKind.MESSAGE and data[0] in (1, 2))
+#: Refusals that no honest site causes: after some of them a peer is ignored.
+_HOSTILE = frozenset(Reason) - {Reason.STRANGER, Reason.ROUND, Reason.RATE, Reason.QUARANTINE}
+
+
+class Gate:
+    """A site's limits for each of its peers, in one job."""
+
+    def __init__(self, context: SiteContext, now: Callable[[], float]) -> None:
+        self.context, self._now = context, now
+        self._meters: dict[str, RateLimit] = {}
+        self._hostile: dict[str, int] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._messages: dict[str, int] = {}  # by peer: messages of this round
+
+    def pass_on(self, peer: str) -> None:
+        """Admit one more message of a peer, or refuse it, whatever it says."""
+        limits = self.context.limits
+        with self.context.lock:
+            now = self._now()
+            level = self._meters.get(peer) or RateLimit.full(limits, now)
+            self._meters[peer] = level.take(peer, now, limits)
+            self._messages[peer] = self._messages.get(peer, 0) + 1
+            if self._messages[peer] > limits.per_round:
+                raise Refusal(peer, Reason.RATE, f"more than {limits.per_round} messages in a round")
+            if self._hostile.get(peer, 0) >= limits.refusals:
+                raise Refusal(peer, Reason.QUARANTINE, "it was refused too often in this job")
+
+    def note(self, refused: Refusal) -> None:
+        """Count a refusal against its peer, and write it down."""
+        if refused.reason in _HOSTILE:
+            with self.context.lock:
+                self._hostile[refused.peer] = self._hostile.get(refused.peer, 0) + 1
+        self.context.store.refused(refused.peer, str(refused.reason), refused.detail)

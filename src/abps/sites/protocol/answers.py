@@ -86,16 +86,5 @@ def concluded(value: Any, members: int) -> tuple[float, dict[str, int], bool]:
     auroc, sums, done = value
     if not isinstance(sums, dict):
         raise ValueError("no sums")
-    most = dict.fromkeys(("edges", "directed", "control"), MOST_BYTES) | dict.fromkeys(
-        ("partners", "in_doubt"), members
-    )
+    most = {"bytes": MOST_BYTES, "partners": members}
     return score(auroc), {name: whole(sums[name], 0, high) for name, high in most.items()}, done is True
-
-
-def frames(value: Any, messages: int) -> list[bytes]:
-    """The frames of a star's round."""
-    if not isinstance(value, list | tuple) or len(value) != messages:
-        raise ValueError("not as many frames")
-    if not all(isinstance(frame, bytes) for frame in value):
-        raise ValueError("no frames")
-    return list(value)

@@ -28,23 +28,13 @@ class Command(StrEnum):
     # Before the rounds
     HELLO = "hello"
     JOIN = "join"
-    CATCH_UP = "catch_up"
     INTRODUCE = "introduce"
     # A round
     BEGIN = "begin"
-    TRAIN = "train"
-    PROPOSE = "propose"
-    SETTLE = "settle"
-    EXCHANGE = "exchange"
     CONCLUDE = "conclude"
     KEEP_BEST = "keep_best"
-    # A round of a coordinated method
     CONTRIBUTE = "contribute"
     COORDINATE = "coordinate"
-    # A round of a star method
-    UPLOAD = "upload"
-    DOWNLOAD = "download"
-    LAST_ANSWER = "last_answer"
     # Masked sums, and counts for common scales
     SUM_INTRODUCE = "sum_introduce"
     SUM_MEET = "sum_meet"
@@ -59,8 +49,8 @@ class Command(StrEnum):
 
 #: Commands that are started and polled; the first two by the process that runs the site.
 LONG = frozenset({
-    Command.OPEN, Command.LETTER, Command.CATCH_UP, Command.INTRODUCE, Command.TRAIN, Command.PROPOSE,
-    Command.SETTLE, Command.EXCHANGE, Command.CONCLUDE, Command.CONTRIBUTE, Command.COORDINATE,
+    Command.OPEN, Command.LETTER, Command.INTRODUCE, Command.CONTRIBUTE, Command.COORDINATE,
+    Command.CONCLUDE, Command.SUM_TOTAL,
 })  # fmt: skip
 
 

@@ -26,8 +26,7 @@ from abps.sites.consent.keys import Signer
 from abps.sites.protocol import answers
 from abps.sites.protocol.commands import Answers, Command
 from abps.sites.protocol.decline_codes import Failure
-from abps.sites.store.chain import canonical
-from abps.sites.store.rows import EntryKind
+from abps.sites.store.rows import EntryKind, canonical
 
 Floats = NDArray[np.float64]
 
@@ -136,6 +135,11 @@ class Masking:
             for each in (shares.seeds, shares.masks)
         ]
 
+    def total(self, round: int, data: bytes) -> Floats:
+        """The sum as the relay says it: checked by what only members know."""
+        with _refused():
+            return fixed_point.decode(self._of(round).verified(np.frombuffer(data, "<u8").astype(np.uint64)))
+
     def _sent(self, size: int, why: str, number: int) -> None:
         self.write(EntryKind.MASK, size, f"{why}, in {self.what} {number}", number)
 
@@ -180,18 +184,18 @@ class _refused:
 Ask = Callable[..., Answers]
 
 
-def masking_context(study: str, job: str) -> str:
-    """What the masks of a job are for: they fit no other."""
-    return f"{study}/{job}"
-
-
 @dataclass(frozen=True)
 class MaskedTotal:
-    """A sum, whose summands are in it, and who failed and why."""
+    """A sum with its check, as it goes to members; whose summands are in it; who failed and why."""
 
-    values: Floats
+    data: bytes
     names: tuple[str, ...]
     missing: dict[str, Failure]
+
+    @property
+    def values(self) -> Floats:
+        """The sum as numbers."""
+        return fixed_point.decode(np.frombuffer(self.data, "<u8").astype(np.uint64)[:-1])
 
 
 def masked_total(
@@ -219,14 +223,14 @@ def masked_total(
     masked: dict[str, Any] = {}
     for name in sorted(sealed):
         for_name = {sender: given[name] for sender, given in sealed.items() if name in given}
-        masked |= asked([name], Command.SUM_MASKED, lambda v: _ring(v, entries), for_name)
+        masked |= asked([name], Command.SUM_MASKED, lambda v: _ring(v, entries + 1), for_name)
     for name, vector in masked.items():
         collector.take(name, vector)
     listed = sorted(masked)
     signatures = asked(listed, Command.SUM_PRESENT, _some_bytes, listed)
     shares = asked(sorted(signatures), Command.SUM_OPEN, lambda v: _opened(v, everybody), listed, signatures)
     ring = collector.total(shares, sorted(sealed))
-    return MaskedTotal(fixed_point.decode(ring), tuple(listed), missing)
+    return MaskedTotal(ring.astype("<u8").tobytes(), tuple(listed), missing)
 
 
 def _some_bytes(value: Any) -> bytes:

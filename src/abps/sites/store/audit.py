@@ -19,7 +19,7 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
-from abps.sites.store import chain
+from abps.sites.store import rows as chain
 from abps.sites.store.rows import EntryKind, Head, LogEntry, Restore
 from abps.sites.store.store import Store
 
@@ -145,11 +145,14 @@ def _lost_by_restore(head: Head, restores: list[Restore]) -> bool:
     return any(each.number > head.restores and each.row <= head.rows for each in restores)
 
 
+def is_own(store: Store, head: Head, signer: Signer) -> bool:
+    """Whether this site signed a head of this study's log; anybody could have made another one up."""
+    facts = store.facts()
+    return head.site == facts["site"] and _by(signer, facts["agreement"])(head)
+
+
 def contradicts(store: Store, head: Head, signer: Signer) -> bool:
     """Whether a head that this site signed shows that its log is older now or was changed."""
-    facts = store.facts()
-    if head.site != facts["site"] or not _by(signer, facts["agreement"])(head):
-        return False  # anybody could have made that up
     if store.digest_at(head.rows) == head.digest:
         return False
     return not _lost_by_restore(head, _valid_restores(store, signer))

@@ -25,16 +25,10 @@ except ImportError:  # not a Unix: the check against a second writer is left out
 APPLICATION = 0x41425053
 
 #: The version of the schema below.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 _SCHEMA = """
     CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-    CREATE TABLE belief (
-        peer TEXT PRIMARY KEY, gain REAL NOT NULL, loss REAL NOT NULL, count REAL NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE observation (
-        round INTEGER NOT NULL, peer TEXT NOT NULL, value REAL NOT NULL, se REAL, PRIMARY KEY (round, peer)
-    ) WITHOUT ROWID;
     CREATE TABLE model (
         which TEXT PRIMARY KEY, round INTEGER NOT NULL, weights BLOB NOT NULL, digest BLOB NOT NULL
     ) WITHOUT ROWID;
@@ -45,10 +39,6 @@ _SCHEMA = """
     CREATE TABLE round (
         number INTEGER PRIMARY KEY, partners TEXT NOT NULL, rest TEXT NOT NULL, validation REAL
     );
-    CREATE TABLE promise (
-        round INTEGER NOT NULL, peer TEXT NOT NULL, mine INTEGER NOT NULL, attempt INTEGER NOT NULL,
-        stage TEXT NOT NULL, PRIMARY KEY (round, peer, mine)
-    ) WITHOUT ROWID;
     CREATE TABLE traffic (
         number INTEGER PRIMARY KEY, at TEXT NOT NULL, round INTEGER NOT NULL, peer TEXT NOT NULL,
         sent INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, why TEXT NOT NULL,
@@ -70,12 +60,10 @@ _SCHEMA = """
 
 
 def content_digest(db: sqlite3.Connection) -> str:
-    """A digest of what must not change by itself: facts, beliefs, observations, rounds, models and state."""
+    """A digest of what must not change by itself: facts, rounds, models and state."""
     digest = hashlib.blake2b(digest_size=16)
     for query in (
         "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
-        "SELECT * FROM belief ORDER BY peer",
-        "SELECT * FROM observation ORDER BY round, peer",
         "SELECT * FROM round ORDER BY number",
         "SELECT * FROM broadcast ORDER BY round",
     ):

@@ -1,21 +1,44 @@
-"""What a site writes down: the rows of its store."""
+"""What a site writes down: the rows of its store, and the chain of digests over them.
+
+Every row of a log fixes all rows before it: who changes, takes out or reorders a row has to change the digest
+of every later row, and with them the head, which is signed and known to others.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+#: Bytes of a digest.
+SIZE = 32
+
+
+def canonical(value: Any) -> bytes:
+    """Plain data as bytes, the same for equal data; there is no NaN in it."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def digest(data: bytes) -> bytes:
+    """SHA-256."""
+    return hashlib.sha256(data).digest()
+
+
+def link(before: bytes, row: Any) -> bytes:
+    """The digest of a row after those that end in ``before``."""
+    return digest(before + canonical(row))
+
 
 class EntryKind(StrEnum):
-    """What a row of the log is about. The first seven are also what a site may send to a peer."""
+    """What a row of the log is about. The first four are also what a site may send to a peer."""
 
-    MESSAGE = "message"
-    WEIGHTS = "weights"
-    VECTOR = "vector"
     HEAD = "head"
     UPLOAD = "upload"
     BROADCAST = "broadcast"
@@ -27,15 +50,6 @@ class EntryKind(StrEnum):
     #: Nothing left or came: people decided something, or brought a backup back.
     DECISION = "decision"
     RESTORED = "restored"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was observed of a peer: for it, against it, and how often (decayed alike)."""
-
-    gain: float
-    loss: float
-    count: float
 
 
 @dataclass(frozen=True)
@@ -84,21 +98,16 @@ class RoundRecord:
     """Everything that one round changes, written together.
 
     state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: whom it refers to.
-    observations: each partner's utility in [0, 1].  beliefs: evidence after the round.  Both are for the
-    site's owner.  errors: standard errors of observations, from methods that know them.
     broadcasts: what coordinators sent to all, by exchange: the state is what they led to.
     """
 
     round: int
     weights: NDArray[np.float32]
-    beliefs: Mapping[str, Evidence]
-    observations: Mapping[str, float]
     partners: tuple[str, ...]
     rest: str
     validation: float
     members: tuple[str, ...] = ()
     state: bytes = b""
-    errors: Mapping[str, float] = field(default_factory=dict)
     broadcasts: Mapping[int, bytes] = field(default_factory=dict)
 
 

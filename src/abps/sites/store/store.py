@@ -1,8 +1,7 @@
-"""What a site remembers between jobs: its model, the method's state, its promises, and what it sent to whom.
+"""What a site remembers between jobs: its model, the method's state, and what it sent to whom.
 
 One SQLite file in write-ahead mode, at the site, never shipped. A round changes it in one transaction, so
-that a site killed at any moment has either all of a round or nothing of it: no observation is lost and none
-is counted twice. A promise to a peer (:mod:`abps.core.protocol`) is on disk before it leaves.
+that a site killed at any moment has either all of a round or nothing of it.
 
 A file that is damaged, of another version, or not a store at all is refused and left as it is.
 """
@@ -15,7 +14,7 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,18 @@ from numpy.typing import NDArray
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.core.protocol import Record, Stage
-from abps.sites.store import chain
 from abps.sites.store import file as store_file
-from abps.sites.store.rows import EntryKind, Evidence, Head, LogEntry, Restore, RoundRecord, RoundRow
+from abps.sites.store.rows import (
+    EntryKind,
+    Head,
+    LogEntry,
+    Restore,
+    RoundRecord,
+    RoundRow,
+    canonical,
+    digest,
+    link,
+)
 
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
@@ -49,7 +56,7 @@ class Store:
     def open(path: Path, site: str, agreement: str, notes: Mapping[str, str] | None = None) -> Store:
         """The store of ``site`` for one agreement (method, seed, columns); made if there is none.
 
-        A store of another site or another agreement is refused: its beliefs are about something else.
+        A store of another site or another agreement is refused: its state is about something else.
         notes: what else a new store says about itself.
         """
         path = Path(path)
@@ -117,15 +124,6 @@ class Store:
         """The last round that was finished; 0 before the first."""
         return int(self.facts()["round"])
 
-    def beliefs(self) -> dict[str, Evidence]:
-        """The evidence about every peer observed so far."""
-        return {peer: Evidence(*rest) for peer, *rest in self._rows("SELECT * FROM belief")}
-
-    def observations(self) -> dict[tuple[int, str], float]:
-        """Every observation ever made, by round and peer."""
-        rows = self._rows("SELECT round, peer, value FROM observation")
-        return {(r, peer): value for r, peer, value in rows}
-
     def state(self) -> tuple[tuple[str, ...], bytes] | None:
         """The members that the method's state refers to, and the state; None before the first round."""
         rows = self._rows("SELECT members, content FROM state")
@@ -142,33 +140,6 @@ class Store:
             RoundRow(number, tuple(json.loads(partners)), rest, validation)
             for number, partners, rest, validation in self._rows("SELECT * FROM round ORDER BY number")
         ]
-
-    def promises(self, round: int) -> tuple[Record, ...]:
-        """What was promised in a round, for :func:`abps.core.protocol.restore`."""
-        rows = self._rows("SELECT peer, mine, attempt, stage FROM promise WHERE round = ?", round)
-        return tuple(Record(peer, bool(mine), attempt, Stage(stage)) for peer, mine, attempt, stage in rows)
-
-    def in_doubt(self) -> list[int]:
-        """The rounds in which an accepted proposal was neither confirmed nor released."""
-        rows = self._rows(
-            "SELECT DISTINCT round FROM promise WHERE stage = ? ORDER BY round", str(Stage.HELD)
-        )
-        return [number for (number,) in rows]
-
-    def debtors(self) -> frozenset[str]:
-        """The peers whose proposal was accepted and neither confirmed nor released, in finished rounds."""
-        rows = self._rows(
-            "SELECT DISTINCT peer FROM promise WHERE stage = ? AND mine = 0 AND round <= ?",
-            str(Stage.HELD), self.round,
-        )  # fmt: skip
-        return frozenset(peer for (peer,) in rows)
-
-    def partners(self) -> dict[int, frozenset[str]]:
-        """The matched peers of every round."""
-        found: dict[int, set[str]] = {}
-        for number, peer in self._rows("SELECT round, peer FROM promise WHERE stage = ?", str(Stage.MATCHED)):
-            found.setdefault(number, set()).add(peer)
-        return {number: frozenset(peers) for number, peers in found.items()}
 
     def traffic(self, round: int | None = None) -> list[LogEntry]:
         """Every payload (of a round), in the order it was written down."""
@@ -201,7 +172,7 @@ class Store:
     def log_start(self) -> bytes:
         """What the chain of this log begins with."""
         facts = self.facts()
-        return chain.digest(chain.canonical(["abps.audit/1", facts["site"], facts["agreement"]]))
+        return digest(canonical(["abps.audit/1", facts["site"], facts["agreement"]]))
 
     def log_head(self) -> tuple[int, bytes]:
         """How many rows the log has, and the digest of the last."""
@@ -227,22 +198,17 @@ class Store:
         return [Restore(*row) for row in self._rows("SELECT * FROM restore ORDER BY number")]
 
     def log(self, *entries: LogEntry) -> None:
-        """Write down payloads.
-
-        What leaves is on disk before it does (in a block of :meth:`together` by :meth:`sync`); what came, and
-        the sixteen bytes of a negotiation, which reveal nothing of patients, are with the next that does, at
-        the latest at the end of the round.
-        """
-        power = any(e.sent and e.kind is not EntryKind.MESSAGE for e in entries)
-        with self._change(power) as db:
-            number, digest = self._head(db)
+        """Write down payloads. What leaves is on disk before it does (in a block of :meth:`together` by
+        :meth:`sync`); what came is with the next that leaves, at the latest at the end of the round."""
+        with self._change(power=any(e.sent for e in entries)) as db:
+            number, before = self._head(db)
             for e in entries:
                 number += 1
                 row = (number, e.at, e.round, e.peer, int(e.sent), str(e.kind), e.bytes, e.why)
-                digest = chain.link(digest, row)
+                before = link(before, row)
                 db.execute(
                     f"INSERT INTO traffic (number, {_COLUMNS}, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*row, digest),
+                    (*row, before),
                 )
 
     def keep_head(self, head: Head) -> None:
@@ -279,13 +245,6 @@ class Store:
             db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", list(facts.items()))
             self._seal(db)
 
-    def promise(self, round: int, kept: Iterable[Record]) -> None:
-        """Write down a round's promises in the place of what was written for it before."""
-        rows = [(round, r.peer, int(r.mine), r.attempt, str(r.stage)) for r in kept]
-        with self._change() as db:
-            db.execute("DELETE FROM promise WHERE round = ?", (round,))
-            db.executemany("INSERT INTO promise VALUES (?, ?, ?, ?, ?)", rows)
-
     def refused(self, peer: str, reason: str, detail: str) -> None:
         """Count a refused message against its sender."""
         with self._change(power=False) as db:
@@ -302,18 +261,6 @@ class Store:
         with self._change() as db:
             if done.round <= self.round:
                 return False
-            db.executemany(
-                "INSERT INTO observation VALUES (?, ?, ?, ?)",
-                [
-                    (done.round, peer, float(value), done.errors.get(peer))
-                    for peer, value in sorted(done.observations.items())
-                ],
-            )
-            db.execute("DELETE FROM belief")
-            db.executemany(
-                "INSERT INTO belief VALUES (?, ?, ?, ?)",
-                [(peer, e.gain, e.loss, e.count) for peer, e in sorted(done.beliefs.items())],
-            )
             db.execute(
                 "INSERT OR REPLACE INTO model VALUES ('current', ?, ?, ?)",
                 (done.round, blob, store_file.content_hash(blob)),
@@ -403,6 +350,6 @@ class Store:
         db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
 
     def _head(self, db: sqlite3.Connection) -> tuple[int, bytes]:
-        for number, digest in db.execute("SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1"):
-            return int(number), bytes(digest)
+        for number, last in db.execute("SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1"):
+            return int(number), bytes(last)
         return 0, self.log_start()
