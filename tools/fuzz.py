@@ -31,7 +31,7 @@ import polars as pl
 from abps.core.errors import RequestError
 from abps.core.streams import center_id
 from abps.data.codebook import Codebook, Column, SiteStatistics
-from abps.data.scales import summarise
+from abps.data.scales import summaries
 from abps.data.table import read_table
 from abps.engine.result import load_run
 from abps.methods.references import RegressionMemory
@@ -401,7 +401,7 @@ def targets(place: Path) -> list[Target]:
     book = Codebook(
         (Column("age", "number"), Column("ward", "level", "A"), Column("dm", "flag")), ("dm",), True
     )
-    summary = summarise(("age",), rng.normal(size=(1, 60)))
+    summary = summaries(("age",), rng.normal(size=(1, 60)), np.array([0, 60]))[0]
     with_statistics = replace(book, site_statistics=(SiteStatistics("a", 3, summary),))
     agreement = Agreement("s", "fedavg", book, 3, 5, {})
     agreed, signed = agreement.to_json(), SignedProposal(Proposal("s", agreement, ("a", "b"))).to_json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -139,10 +140,43 @@ def run(
     options.terminal().print(f"written to {out}/result.json and {out}/decisions.parquet", soft_wrap=True)
 
 
+Folds = Annotated[
+    int | None,
+    typer.Option(
+        help="Score every patient out of so many folds, once for each seed; 1: the test rows of one "
+        "split. Default: 5, and 1 for the paper's table and attacks."
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        is_eager=True,
+        callback=read_config,
+        help="Read options from a TOML file, such as the study.toml of another study. Options on the "
+        "command line come first.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What a run may use on a cluster; with --executor slurm."""
+
+    slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None
+    slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None
+    slurm_minutes: Annotated[int, typer.Option(help="Slurm: the time limit of one run.")] = 60
+    slurm_memory: Annotated[float, typer.Option(help="Slurm: the memory of one run in GB.")] = 4.0
+    slurm_cores: Annotated[int, typer.Option(help="Slurm: the cores of one run.")] = 1
+    slurm_deadline: Annotated[
+        float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
+    ] = None
+
+
 def compare(
     methods: options.Methods,
     out: options.Out,
     columns: options.DataOptions,
+    slurm: SlurmOptions,
     data: Annotated[
         list[str] | None,
         typer.Option(help="A file or a built-in federation, as in `abps run`; may be given several times."),
@@ -155,13 +189,7 @@ def compare(
         list[str] | None,
         typer.Option(help="A setting with several values: --vary gamma=0.1,0.25,0.5; a row for each."),
     ] = None,
-    folds: Annotated[
-        int | None,
-        typer.Option(
-            help="Score every patient out of so many folds, once for each seed; 1: the test rows of one "
-            "split. Default: 5, and 1 for the paper's table and attacks."
-        ),
-    ] = None,
+    folds: Folds = None,
     subgroups: options.Subgroups = "",
     attack: options.Attack = None,
     tune: Annotated[
@@ -177,23 +205,7 @@ def compare(
     ] = True,
     jobs: options.Jobs = None,
     executor: Annotated[str, typer.Option(help="local (processes here) or slurm (job arrays).")] = "local",
-    slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None,
-    slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None,
-    slurm_minutes: Annotated[int, typer.Option(help="Slurm: the time limit of one run.")] = 60,
-    slurm_memory: Annotated[float, typer.Option(help="Slurm: the memory of one run in GB.")] = 4.0,
-    slurm_cores: Annotated[int, typer.Option(help="Slurm: the cores of one run.")] = 1,
-    slurm_deadline: Annotated[
-        float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            is_eager=True,
-            callback=read_config,
-            help="Read options from a TOML file, such as the study.toml of another study. Options on the "
-            "command line come first.",
-        ),
-    ] = None,
+    config: ConfigFile = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare methods in folds and repeats; stop and start again, nothing finished is computed twice.
@@ -222,9 +234,9 @@ def compare(
         vary=read_vary(vary or []), references=references, folds=folds, attack=attack,
         tune=read_seeds(tune_seeds) if tune_seeds else tune, subgroups=split(subgroups),
     )  # fmt: skip
-    slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
+    job = Slurm(*(getattr(slurm, field.name) for field in fields(slurm)))
     local: Executor = functools.partial(run_local, jobs=jobs)
-    compute = local if executor == "local" else functools.partial(run_slurm, slurm=slurm)
+    compute = local if executor == "local" else functools.partial(run_slurm, slurm=job)
 
     def show_notes(plan: Plan) -> None:
         for federation in plan.federations.values():

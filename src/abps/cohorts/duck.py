@@ -195,7 +195,7 @@ def _broken(path: Path | str) -> str:
     )
 
 
-class Session:
+class DuckSession:
     """One DuckDB connection with bounded memory, and its temporary folder. Made by :func:`session`."""
 
     def __init__(self, temporary: Path, progress: Progress) -> None:
@@ -305,10 +305,10 @@ class Session:
 
 
 @contextmanager
-def session(progress: Progress = silent) -> Iterator[Session]:
+def session(progress: Progress = silent) -> Iterator[DuckSession]:
     """A connection that leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="abps-cohort-") as temporary:
-        opened = Session(Path(temporary), progress)
+        opened = DuckSession(Path(temporary), progress)
         try:
             yield opened
         finally:

@@ -19,8 +19,8 @@ import polars as pl
 from abps.cohorts import charlson, physiology, vitals
 from abps.cohorts.duck import (
     CsvTable,
+    DuckSession,
     Progress,
-    Session,
     as_list,
     folder_of,
     open_optional,
@@ -222,7 +222,7 @@ def _open(root: Path) -> _Tables:
     )
 
 
-def _stays(duck: Session, tables: _Tables) -> Flow:
+def _stays(duck: DuckSession, tables: _Tables) -> Flow:
     types = dict.fromkeys(_PATIENT, "VARCHAR") | {
         "patientunitstayid": "BIGINT",
         "hospitalid": "BIGINT",
@@ -280,7 +280,7 @@ def _plausible(column: str, low: float, high: float) -> pl.Expr:
     return pl.when(pl.col(column).is_between(low, high)).then(pl.col(column))
 
 
-def _vitals(duck: Session, tables: _Tables) -> vitals.FirstDay:
+def _vitals(duck: DuckSession, tables: _Tables) -> vitals.FirstDay:
     parts, files = [], []
     for table, columns in ((tables.periodic, PERIODIC), (tables.aperiodic, APERIODIC)):
         if table is None:
@@ -305,7 +305,7 @@ def _vitals(duck: Session, tables: _Tables) -> vitals.FirstDay:
     return vitals.summarise(duck, events, "reading vitals", tuple(files))
 
 
-def _physiology(duck: Session, tables: _Tables) -> pl.DataFrame:
+def _physiology(duck: DuckSession, tables: _Tables) -> pl.DataFrame:
     """The acute physiology of the first day, one row per stay."""
     if tables.aps is None:
         return pl.DataFrame(schema={"stay": pl.Int64} | {name: pl.Float64 for name, _ in APS.values()})
@@ -319,7 +319,9 @@ def _physiology(duck: Session, tables: _Tables) -> pl.DataFrame:
     )
 
 
-def _comorbidities(duck: Session, tables: _Tables, stays: pl.DataFrame, options: EicuOptions) -> pl.DataFrame:
+def _comorbidities(
+    duck: DuckSession, tables: _Tables, stays: pl.DataFrame, options: EicuOptions
+) -> pl.DataFrame:
     """Charlson flags from everything that was known at 24 hours."""
     found: list[pl.DataFrame] = []  # stay, category
     if tables.diagnosis is not None:
@@ -388,7 +390,7 @@ def _history_table() -> dict[str, list[str]]:
     return table
 
 
-def _label_check(duck: Session, tables: _Tables, stays: pl.DataFrame) -> int:
+def _label_check(duck: DuckSession, tables: _Tables, stays: pl.DataFrame) -> int:
     """How many stays have another hospital outcome in APACHE's results than in patient."""
     if tables.result is None:
         return 0
@@ -517,7 +519,7 @@ def _open_events(root: Path, inputs: set[str], clock: str) -> tuple[EicuEvents, 
     return EicuEvents(found, clock), warnings
 
 
-def _fill(duck: Session, events: EicuEvents, inputs: set[str]) -> set[str]:
+def _fill(duck: DuckSession, events: EicuEvents, inputs: set[str]) -> set[str]:
     """Fill the three tables of the session; which inputs there are."""
     physiology.empty_tables(duck)
     words = physiology.bedside()["eicu"]
@@ -543,7 +545,7 @@ def _fill(duck: Session, events: EicuEvents, inputs: set[str]) -> set[str]:
     return set(events.tables)
 
 
-def _labs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+def _labs(duck: DuckSession, events: EicuEvents, words: dict[str, object]) -> None:
     """The last revision of every value; a moment with two different last values is left out."""
     names = ", ".join(
         f"({quoted(name)}, {quoted(lab.lab)})" for lab in physiology.labs().values() for name in lab.eicu
@@ -581,7 +583,7 @@ def _labs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
     )
 
 
-def _gcs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+def _gcs(duck: DuckSession, events: EicuEvents, words: dict[str, object]) -> None:
     pairs = ", ".join(f"({quoted(a)}, {quoted(b)})" for a, b in words["gcs_total"])  # type: ignore[attr-defined]
     label, name, value = TABLES["gcs"][1][1:]
     duck.execute(
@@ -593,7 +595,7 @@ def _gcs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
     )
 
 
-def _urine(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+def _urine(duck: DuckSession, events: EicuEvents, words: dict[str, object]) -> None:
     path, no = quoted(str(words["urine_path"])), quoted(str(words["not_urine"]))
     scan = events.scan("urine", {"cellpath": "VARCHAR", "cellvaluenumeric": "DOUBLE"})
     duck.execute(
@@ -606,7 +608,7 @@ def _urine(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
     )
 
 
-def _drugs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
+def _drugs(duck: DuckSession, events: EicuEvents, words: dict[str, object]) -> None:
     """Rates by the unit in the drug's name; other units than µg/kg/min and µg/min have no rate."""
     drugs: dict[str, str] = words["drugs"]  # type: ignore[assignment]
     name = "lower(trim(drugname))"

@@ -18,7 +18,7 @@ import msgspec
 import polars as pl
 
 from abps.cohorts import charlson, physiology, vitals
-from abps.cohorts.duck import Progress, Session, quoted, session, silent
+from abps.cohorts.duck import DuckSession, Progress, quoted, session, silent
 from abps.cohorts.stays import (
     StayOptions,
     StayTable,
@@ -78,7 +78,7 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
 
 
 def _vitals(
-    duck: Session, events: str, codes: CodeMap, flow: Flow, options: MedsOptions, files: tuple[Path, ...]
+    duck: DuckSession, events: str, codes: CodeMap, flow: Flow, options: MedsOptions, files: tuple[Path, ...]
 ) -> vitals.FirstDay:
     """Events of the window, each with the stay during which it happened."""
     prefixes = [(signal, prefix) for signal, many in codes.vitals.items() for prefix in many]
@@ -112,7 +112,7 @@ def _vitals(
 
 
 def _comorbidities(
-    duck: Session,
+    duck: DuckSession,
     events: str,
     codes: CodeMap,
     stays: pl.DataFrame,
@@ -282,7 +282,7 @@ def check_columns(paths: list[Path]) -> str:
     return value
 
 
-def starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
+def starting(duck: DuckSession, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
     """Events whose code begins with a prefix: patient, time and what follows the prefix."""
     if not prefix:
         return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
@@ -294,7 +294,7 @@ def starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Pa
     )
 
 
-def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
+def icu_stays(duck: DuckSession, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
     """ICU stays: each admission with the next discharge, in the hospital stay that overlaps it most."""
     enter = starting(duck, events, codes.icu_admission, "careunit_name", files)
     leave = starting(duck, events, codes.icu_discharge, "left_to", files)
@@ -354,7 +354,7 @@ def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...
     return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
 
 
-def hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
+def hospital_stays(duck: DuckSession, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
     """Hospital admissions with the next discharge; the admission's code holds its type and location."""
     admitted = starting(duck, events, codes.hospital_admission, "admission", files)
     left = starting(duck, events, codes.hospital_discharge, "discharge", files)
@@ -433,7 +433,7 @@ def empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
 
 
 def measure(
-    duck: Session, events: str, codes: CodeMap, anchors: pl.DataFrame, files: tuple[Path, ...]
+    duck: DuckSession, events: str, codes: CodeMap, anchors: pl.DataFrame, files: tuple[Path, ...]
 ) -> set[str]:
     """Fill the session's tables with what is beyond vitals; which inputs there are.
 

@@ -20,8 +20,8 @@ import polars as pl
 from abps.cohorts import charlson, physiology, vitals
 from abps.cohorts.duck import (
     CsvTable,
+    DuckSession,
     Progress,
-    Session,
     as_list,
     folder_of,
     open_optional,
@@ -119,7 +119,7 @@ def _open(root: Path, options: MimicOptions) -> _Tables:
     )
 
 
-def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
+def _stays(duck: DuckSession, tables: _Tables, options: MimicOptions) -> Flow:
     """All ICU stays with their patient and admission; those that cannot be used are the first exclusions."""
     numbers = dict.fromkeys(("subject_id", "hadm_id", "stay_id"), "BIGINT")
     numbers |= {"anchor_age": "DOUBLE", "anchor_year": "INTEGER", "hospital_expire_flag": "TINYINT"}
@@ -195,7 +195,7 @@ def _windows(stays: pl.DataFrame, options: MimicOptions) -> pl.DataFrame:
 
 
 def _comorbidities(
-    duck: Session, tables: _Tables, stays: pl.DataFrame, options: MimicOptions
+    duck: DuckSession, tables: _Tables, stays: pl.DataFrame, options: MimicOptions
 ) -> tuple[pl.DataFrame, list[str]]:
     """One row of Charlson flags per stay, and what to warn about."""
     if tables.diagnoses is None:
@@ -329,7 +329,7 @@ def _open_events(
     return events, warnings
 
 
-def _charted(duck: Session, events: MimicEvents, inputs: set[str]) -> str:
+def _charted(duck: DuckSession, events: MimicEvents, inputs: set[str]) -> str:
     """One pass over chartevents, kept in a file: SQL with stay, moment, signal, value, text of the window."""
     items = [(item, s.signal) for s in vitals.signals().values() for item in s.items]
     names = physiology.bedside()["mimiciv"]
@@ -362,7 +362,7 @@ def _charted(duck: Session, events: MimicEvents, inputs: set[str]) -> str:
     )
 
 
-def _fill(duck: Session, events: MimicEvents, rows: str, inputs: set[str]) -> set[str]:
+def _fill(duck: DuckSession, events: MimicEvents, rows: str, inputs: set[str]) -> set[str]:
     """Fill the three tables from ``rows`` (of :func:`_charted`) and the optional tables; what there is."""
     physiology.empty_tables(duck)
     names = physiology.bedside()["mimiciv"]
@@ -408,7 +408,7 @@ def _numbers(values: list[int]) -> str:
     return ", ".join(str(v) for v in values)
 
 
-def _labs(duck: Session, events: MimicEvents, rows: str) -> None:
+def _labs(duck: DuckSession, events: MimicEvents, rows: str) -> None:
     """Laboratory values of the patient in the window, whichever admission they are booked on."""
     table = events.tables["labs"]
     names = physiology.bedside()["mimiciv"]
@@ -454,7 +454,7 @@ def _labs(duck: Session, events: MimicEvents, rows: str) -> None:
     )
 
 
-def _drugs(duck: Session, events: MimicEvents) -> None:
+def _drugs(duck: DuckSession, events: MimicEvents) -> None:
     """Infusions that overlap the window, in µg/kg/min."""
     table = events.tables["vasopressors"]
     drugs = physiology.bedside()["mimiciv"]["drugs"]
@@ -482,7 +482,7 @@ def _drugs(duck: Session, events: MimicEvents) -> None:
     )
 
 
-def _procedures(duck: Session, events: MimicEvents) -> None:
+def _procedures(duck: DuckSession, events: MimicEvents) -> None:
     """Invasive ventilation as a procedure with begin and end."""
     table = events.tables["ventilation"]
     types = {"stay_id": "BIGINT", "starttime": "TIMESTAMP", "endtime": "TIMESTAMP", "itemid": "INTEGER"}
@@ -500,7 +500,7 @@ def _procedures(duck: Session, events: MimicEvents) -> None:
     )
 
 
-def _settings(duck: Session, rows: str) -> None:
+def _settings(duck: DuckSession, rows: str) -> None:
     """Spells of invasive ventilation from devices and modes, to the next other status or a long gap."""
     words = physiology.bedside()["ventilation"]
     lists = {key: as_list(tuple(value)) for key, value in words.items() if isinstance(value, list)}

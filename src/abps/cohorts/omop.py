@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from abps.cohorts import charlson, physiology, vitals
-from abps.cohorts.duck import Progress, Session, or_refuse, quoted, read_header, session, silent
+from abps.cohorts.duck import DuckSession, Progress, or_refuse, quoted, read_header, session, silent
 from abps.cohorts.stays import (
     StayOptions,
     StayTable,
@@ -103,7 +103,7 @@ def _numbers(values: list[int]) -> str:
     return ", ".join(str(v) for v in values)
 
 
-def _visits(duck: Session, cdm: Cdm) -> pl.DataFrame:
+def _visits(duck: DuckSession, cdm: Cdm) -> pl.DataFrame:
     """ICU stays with their person, hospital visit and death, as the CDM has them."""
     words = concepts()
     person = cdm.need("person", "person_id", "gender_concept_id", "year_of_birth")
@@ -174,7 +174,7 @@ def _visits(duck: Session, cdm: Cdm) -> pl.DataFrame:
     return raw
 
 
-def _stays(duck: Session, cdm: Cdm) -> Flow:
+def _stays(duck: DuckSession, cdm: Cdm) -> Flow:
     """ICU stays with outcome, age, sex and race, and who is left out."""
     words, raw = concepts(), _visits(duck, cdm)
     dead_words = "|".join(words["died_words"])
@@ -212,7 +212,7 @@ def _stays(duck: Session, cdm: Cdm) -> Flow:
     return in_time(flow).keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
 
 
-def _measurements(duck: Session, cdm: Cdm) -> tuple[str, list[str]]:
+def _measurements(duck: DuckSession, cdm: Cdm) -> tuple[str, list[str]]:
     """One pass over measurement, kept in a file: SQL with stay, moment, signal, value; and warnings.
 
     What is booked on an ICU stay belongs to it; other values, and all of the laboratory, go by their time.
@@ -265,7 +265,7 @@ def _measurements(duck: Session, cdm: Cdm) -> tuple[str, list[str]]:
 
 
 def _comorbidities(
-    duck: Session, cdm: Cdm, stays: pl.DataFrame, options: OmopOptions
+    duck: DuckSession, cdm: Cdm, stays: pl.DataFrame, options: OmopOptions
 ) -> tuple[pl.DataFrame, list[str]]:
     """Charlson flags from the source codes of conditions; their version by the concept's vocabulary."""
     if options.diagnoses == "none":
@@ -442,7 +442,7 @@ class Cdm:
         return sorted({t.path for t in self.tables.values()})
 
 
-def open_cdm(duck: Session, place: Path, wanted: tuple[str, ...]) -> Cdm:
+def open_cdm(duck: DuckSession, place: Path, wanted: tuple[str, ...]) -> Cdm:
     """The wanted tables that a database or folder holds."""
     place = Path(place)
     if place.is_dir():

@@ -22,7 +22,7 @@ from typing import Any
 
 import polars as pl
 
-from abps.cohorts.duck import Session
+from abps.cohorts.duck import DuckSession
 from abps.cohorts.tidy import Variable
 from abps.core.errors import RequestError, nearest
 
@@ -111,7 +111,7 @@ class Physiology:
     dropped: dict[str, int]
 
 
-def empty_tables(duck: Session) -> None:
+def empty_tables(duck: DuckSession) -> None:
     """The three tables, without rows."""
     duck.table(
         "measured",
@@ -123,7 +123,7 @@ def empty_tables(duck: Session) -> None:
 
 
 def build(
-    duck: Session, stays: pl.DataFrame, groups: tuple[str, ...], present: set[str], when: str, source: str
+    duck: DuckSession, stays: pl.DataFrame, groups: tuple[str, ...], present: set[str], when: str, source: str
 ) -> Physiology:
     """Columns of the groups for stays (stay, age, and the vitals that are known).
 
@@ -169,7 +169,7 @@ def build(
     return Physiology(table.select("stay", *(c.name for c in dictionary)).sort("stay"), dictionary, dropped)
 
 
-def _labs(duck: Session, source: str) -> tuple[pl.DataFrame, dict[str, int]]:
+def _labs(duck: DuckSession, source: str) -> tuple[pl.DataFrame, dict[str, int]]:
     """stay and lab_min, lab_max of every lab, and how many values did not count."""
     rows = [
         {
@@ -202,7 +202,7 @@ def _labs(duck: Session, source: str) -> tuple[pl.DataFrame, dict[str, int]]:
     return wide, dict(dropped.iter_rows())
 
 
-def _gcs(duck: Session) -> pl.DataFrame:
+def _gcs(duck: DuckSession) -> pl.DataFrame:
     """stay, gcs_min: the lowest sum; a part that was not charted is the last one of 6 hours, or normal.
 
     Where the verbal answer is impossible (intubated: 0) the scale counts as 15: sedated patients are scored
@@ -239,7 +239,7 @@ def _gcs(duck: Session) -> pl.DataFrame:
     )
 
 
-def _drugs(duck: Session) -> pl.DataFrame:
+def _drugs(duck: DuckSession) -> pl.DataFrame:
     """stay, and for every drug whether it was given and its highest rate (null where no rate is known)."""
     picked = ", ".join(
         f"max(rate) FILTER (drug = '{d}') AS {d}_max, max(1) FILTER (drug = '{d}') AS {d}_given"
@@ -248,7 +248,7 @@ def _drugs(duck: Session) -> pl.DataFrame:
     return duck.frame(f"SELECT stay, {picked} FROM given GROUP BY stay", "reading vasopressors")
 
 
-def _oxygen(duck: Session) -> pl.DataFrame:
+def _oxygen(duck: DuckSession) -> pl.DataFrame:
     """stay, pf_ventilated, pf_other: the lowest PaO₂/FiO₂ (mmHg) with and without invasive ventilation.
 
     The inspired fraction is the one given with the blood gas, or the last one charted in the 4 hours before.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import polars as pl
 
-from abps.cohorts.duck import Session
+from abps.cohorts.duck import DuckSession
 from abps.core.errors import RequestError
 
 VITALS = ("heart_rate", "sbp", "dbp", "mbp", "resp_rate", "spo2", "temperature")
@@ -124,7 +124,7 @@ class FirstDay:
         return found
 
 
-def summarise(session: Session, events: str, what: str, files: tuple[Path, ...] = ()) -> FirstDay:
+def summarise(session: DuckSession, events: str, what: str, files: tuple[Path, ...] = ()) -> FirstDay:
     """Summarise events that are already cut to the window.
 
     events: SQL with columns stay, moment, signal (a name in :func:`signals`), value. One streaming pass.
