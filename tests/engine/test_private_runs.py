@@ -35,7 +35,7 @@ def test_the_noise_is_chosen_so_that_the_budget_lasts_for_all_rounds():
         assert 2.5 < account.spent() <= 3.0
         assert [r.what for r in account.releases] == ["training"] * 4  # fedavg publishes nothing
         assert all(r.noise == noise for r in account.releases)
-    more = run(dp_epsilon=3.0, clip=1.0, sampling=0.3, cooling=0.0, optimizer="sgd")
+    more = run(dp_epsilon=3.0, clip=1.0, sampling=0.3, optimizer="sgd")
     assert [r.times for r in more.privacy.accounts["c0"].releases] == [3] * 4
 
 

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 import abps
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
-from abps.data.prepare import Rows, prepare
+from abps.data.prepare import prepare
 from abps.data.scales import Scale, agree, summarise
 from abps.data.splines import bends, design_of, terms_of
 from abps.methods.catalog import CATALOG
 from abps.methods.settings import configure
 from abps.models.additive import Linear
-from abps.models.curvature import largest_curvature
 from abps.models.learners import learner_for
 from abps.models.metrics import labels_of, log_loss
-from abps.models.mixtures import mixtures
 from abps.models.specs import MODELS, ModelSpec, find_model
-from abps.models.training import Objective, Training
+from abps.models.training import Training
 from federations import tiny
 
 
@@ -35,47 +31,6 @@ def learners(data, training, seed=3):
         learner_for(data, training, seed),
         learner_for(data, training, seed, plain=True),
     )
-
-
-@pytest.mark.parametrize("terms", ["plain", "anchor", "both", "columns"])
-def test_compiled_steps_are_those_of_the_plain_loop(terms):
-    data = tiny()
-    fast, plain = learners(data, Training.of("linear", epochs=5, weight_decay=0.05))
-    rng = np.random.default_rng(1)
-    w = rng.normal(size=(data.size, data.width + 1)).astype(np.float32)
-    anchor = rng.normal(size=w.shape).astype(np.float32)
-    objective = {
-        "plain": Objective(),
-        "columns": Objective(),
-        "anchor": Objective(strength=0.3, anchor=anchor),
-        "both": Objective(strength=np.linspace(0.1, 2.0, data.size), anchor=anchor[0], shift=0.1 * anchor),
-    }[terms]
-    columns = slice(0, data.width) if terms == "columns" else slice(None)
-    seen = fast.train(w, 1, objective, columns)
-    np.testing.assert_allclose(seen, plain.train(w, 1, objective, columns), rtol=2e-5, atol=2e-6)
-    if terms == "columns":
-        np.testing.assert_allclose(seen[:, -1], w[:, -1])
-
-
-def test_compiled_answers_are_those_of_the_plain_loop():
-    data = tiny()
-    fast, plain = learners(data, Training.of("linear"))
-    w = np.random.default_rng(0).normal(size=(data.size, data.width + 1)).astype(np.float32)
-    np.testing.assert_allclose(
-        fast.logits(w, data.test).values, plain.logits(w, data.test).values, rtol=1e-5, atol=1e-5
-    )
-    parts = mixtures(
-        np.array([0, 0, 3]),
-        np.array([1, 2, 4]),
-        np.array([1, 1, 1]),
-        data.train.sizes.astype(np.float32),
-    )
-    others = w[:, :-1]
-    expected = plain.mixture_logits(w, others, parts, data.validation).values
-    models, settled = fast.settle(w, others, parts, data.validation)
-    for found in (fast.mixture_logits(w, others, parts, data.validation), settled):
-        np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(models[:, -1], w[[0, 0, 3], -1])
 
 
 def test_a_center_takes_the_same_steps_alone_as_among_others():
@@ -87,45 +42,6 @@ def test_a_center_takes_the_same_steps_alone_as_among_others():
     for i in range(data.size):
         alone = learner_for(data.only(i), training, 3)
         np.testing.assert_allclose(alone.train(w[i : i + 1], 1)[0], after[i], rtol=0, atol=0)
-
-
-def test_many_steps_end_where_scikit_learn_does():
-    data = tiny(sizes=(400,), width=8)
-    training = Training.of("linear", epochs=4000, lr=10.0, weight_decay=0.02)
-    learner = learner_for(data, training, 1)
-    w = learner.train(np.zeros((1, 9), dtype=np.float32), 1)[0]
-    x, y = data.train.x, data.train.y
-    oracle = LogisticRegression(C=1 / (0.02 * len(y)), tol=1e-8, max_iter=1000).fit(x, y)
-    np.testing.assert_allclose(w[:-1], oracle.coef_[0], atol=2e-4)
-    assert w[-1] == pytest.approx(oracle.intercept_[0], abs=2e-4)
-
-
-def test_the_largest_curvature_is_that_of_the_second_moments():
-    data = tiny()
-    found = largest_curvature(data.train.x, data.train.start)
-    for i in range(data.size):
-        x = data.train.only(i).x
-        size = np.linalg.norm(np.c_[x, np.ones(len(x))].astype(np.float64), 2) ** 2 / len(x) / 4
-        assert 0.97 * size <= found[i] <= size * (1 + 1e-5)
-    empty = Rows(data.train.x[:0], data.train.y[:0], np.array([0, 0]))
-    assert largest_curvature(empty.x, empty.start).tolist() == [0.0]
-
-
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_the_loss_never_rises_whatever_the_inputs_are(scale):
-    data = tiny(sizes=(60, 30, 11))
-    wild = replace(data, train=Rows(data.train.x * np.float32(scale), data.train.y, data.train.start))
-    training = Training.of("linear", epochs=1, lr=50.0, weight_decay=0.0)
-    learner = learner_for(wild, training, 1)
-    w = np.zeros((3, data.width + 1), dtype=np.float32)
-    before = np.full(3, np.inf)
-    for t in range(1, 40):
-        w = learner.train(w, t)
-        z = learner.logits(w, wild.train).values.astype(np.float64)
-        loss = np.logaddexp(0, z) - z * wild.train.y
-        now = np.add.reduceat(loss, wild.train.start[:-1]) / wild.train.sizes
-        assert (now <= before + 1e-6).all()
-        before = now
 
 
 def scale_of(values: np.ndarray) -> Scale:
@@ -192,14 +108,6 @@ def test_every_method_learns_with_every_model(name):
             assert 0 < run.bytes.vs_fedavg < 0.02
 
 
-def test_the_debug_engine_says_the_same():
-    fed = abps.load("icu-synthetic:centers=6,stays=1200")
-    fast = abps.simulate(fed, "random-k3", rounds=3, model="gam")
-    plain = abps.simulate(fed, "random-k3", rounds=3, model="gam", engine="debug")
-    np.testing.assert_allclose(fast.models, plain.models, rtol=1e-4, atol=1e-5)
-    assert fast.bytes == plain.bytes
-
-
 def test_one_private_layer_is_the_intercept():
     fed = abps.load("icu-synthetic:centers=6,stays=1200")
     run = abps.simulate(fed, "fedavg-p", rounds=3, model="gam")
@@ -211,13 +119,14 @@ def test_one_private_layer_is_the_intercept():
 
 def test_a_model_brings_its_training_and_settings_replace_it():
     gam = configure("fedavg", {"weight_decay": "0.1", "model": "gam"}).training
-    assert (gam.optimizer, gam.weight_decay, gam.standardise) == ("descent", 0.1, "common")
+    assert (gam.optimizer, gam.weight_decay, gam.standardise) == ("newton", 0.1, "common")
     assert configure("dpsgd", {"model": "gam"}).training.epochs == 1
+    assert configure("fedavg", {"model": "gam"}).training.weight_decay is None
     assert configure("fedavg").training == Training() == configure("fedavg", {"model": "mlp"}).training
     with pytest.raises(RequestError, match=r"no model 'gamm' .did you mean 'gam'"):
         configure("fedavg", {"model": "gamm"})
     with pytest.raises(RequestError, match="choose model=gam or model=linear"):
-        abps.simulate(tiny(), "fedavg", rounds=1, settings={"optimizer": "descent"})
+        abps.simulate(tiny(), "fedavg", rounds=1, settings={"optimizer": "newton"})
 
 
 def test_models_of_one_s_own_by_place_and_by_factory():
@@ -292,15 +201,6 @@ def test_the_best_round_by_validation_loss_is_restored():
     assert np.argmin(losses) < 7  # it overfits, so that there is something to choose
     np.testing.assert_allclose(run.models, kept[int(np.argmin(losses))], rtol=0, atol=0)
     assert run.auroc.mean == pytest.approx(run.auroc.at_best_validation)
-
-
-def test_steps_cool_down():
-    data = tiny()
-    training = Training.of("linear", cooling=10.0)
-    learner = learner_for(data, training, 1)
-    np.testing.assert_allclose(learner.steps(Objective(), 1), 2 * learner.steps(Objective(), 11), rtol=1e-6)
-    with pytest.raises(RequestError, match="optimizer=descent alone"):
-        Training(cooling=3.0)
 
 
 def test_linear_models_are_trained_without_pytorch():

@@ -44,11 +44,10 @@ def weights(learner, seed=1):
 @pytest.mark.parametrize("noise", [0.0, 1.3])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_steps_are_those_of_a_loop_over_rows(model, noise, optimizer):
-    kind = "descent" if model == "linear" and optimizer == "sgd" else optimizer
+    kind = "newton" if model == "linear" and optimizer == "sgd" else optimizer
     training = Training.of(
         model,
         optimizer=kind,
-        cooling=0.0,
         epochs=2,
         hidden=(7, 4),
         clip=0.3,
@@ -79,9 +78,7 @@ def test_a_long_clip_without_noise_is_plain_gradient_descent():
 
 
 def test_one_row_moves_a_sum_by_at_most_the_clip():
-    training = Training.of(
-        "linear", optimizer="sgd", cooling=0.0, epochs=1, clip=0.5, lr=1.0, weight_decay=0.0
-    )
+    training = Training.of("linear", optimizer="sgd", epochs=1, clip=0.5, lr=1.0, weight_decay=0.0)
     data = tiny(sizes=SIZES, width=5)
     fast, _ = learners(training, data=data)
     w = weights(fast)
@@ -97,7 +94,7 @@ def test_sampling_has_its_chance_and_noise_its_spread():
     used = draws.private_rows(5, ids, 2, 50, 100, 0.2)
     assert abs(used.mean() - 0.2) < 3 * np.sqrt(0.16 / used.size)
     assert not np.array_equal(used, draws.private_rows(6, ids, 2, 50, 100, 0.2))
-    base = Training.of("linear", optimizer="sgd", cooling=0.0, epochs=1, clip=0.5, lr=1.0, weight_decay=0.0)
+    base = Training.of("linear", optimizer="sgd", epochs=1, clip=0.5, lr=1.0, weight_decay=0.0)
     data = tiny(sizes=(50,) * 30, width=20)
     quiet, _ = learners(base, data=data)
     loud, _ = learners(replace(base, noise_multiplier=4.0), data=data)

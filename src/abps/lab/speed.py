@@ -90,7 +90,7 @@ def uniform(centers: int = 230, rows: int = 256, width: int = 64, seed: int = 0)
 def flops_per_round(data: Prepared, training: Training) -> float:
     """Useful floating-point operations of one round of local training (multiplications and additions of
     the matrix products; the first layer needs no gradient with respect to its input)."""
-    hidden = () if training.optimizer == "descent" else training.hidden
+    hidden = () if training.optimizer == "newton" else training.hidden
     sizes = [data.width, *hidden, 1]
     products = [a * b for a, b in itertools.pairwise(sizes)]
     per_row = 2 * (2 * sum(products) + sum(products[1:]))
@@ -102,9 +102,9 @@ def plain_round(data: Prepared, training: Training, models: list[nn.Module]) -> 
     for i, model in enumerate(models):
         rows = data.train.only(i)
         x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
-        descent = training.optimizer == "descent"
+        descent = training.optimizer == "newton"
         kind = torch.optim.SGD if descent else torch.optim.Adam
-        optimizer = kind(model.parameters(), lr=training.lr, weight_decay=training.weight_decay)
+        optimizer = kind(model.parameters(), lr=training.lr, weight_decay=training.decay)
         model.train()
         for _ in range(training.epochs):
             for index in torch.randperm(len(y)).split(len(y) if descent else training.batch):

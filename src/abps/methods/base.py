@@ -337,6 +337,8 @@ class Method:
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """Settings that a comparison may tune, each with the values to try: at most eight combinations."""
         epochs = self.training.epochs
+        if self.training.optimizer == "newton":
+            return {}
         return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
 
     def between_sites(self) -> str:
@@ -346,6 +348,10 @@ class Method:
     def init(self, context: Context) -> Any:
         """The state before the first round."""
         return Models(context.common_start())
+
+    def sharing(self, context: Context) -> int:
+        """How many centers learn one model together, and so share the penalty of a convex one."""
+        return 1 if self.kind == "alone" else context.n
 
     def publish(self, context: Context) -> Published:
         """The metadata that the centers here publish before the first round; none by default."""
@@ -386,17 +392,18 @@ class Method:
 def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
     """A grid: settings of the training that matter, and the values of another setting.
 
-    A network: three learning rates. A convex model: its penalty and whether steps shrink (``cooling``).
+    A network: three learning rates. A convex model finds its optimum and its penalty by itself.
     """
     training = config.training
-    if training.optimizer == "descent":
-        penalty = training.weight_decay
-        return {"weight_decay": (penalty, penalty / 20), "cooling": (training.cooling, 0.0), **own}
+    if training.optimizer == "newton":
+        return own
     return {"lr": tuple(float(f"{training.lr * by:.3g}") for by in (1 / 3, 1, 3)), **own}
 
 
 def with_derived(method: Method, context: Context) -> Context:
-    """The context with published metadata and what the method derives from it."""
+    """The context with published metadata and what the method derives from it; its learner knows who learns
+    together."""
+    context.learner.sharing = method.sharing(context)
     if context.published is None:
         context = replace(context, published=method.publish(context).vectors)
     return replace(context, derived=method.derived(context))

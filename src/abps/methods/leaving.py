@@ -99,7 +99,7 @@ def _sums(method: GlmExact, context: Context) -> list[Value]:
     half = zip(*np.triu_indices(len(names)))
     labels = [f"curvature of {names[i]} and {names[j]}" for i, j in half]
     labels += [f"gradient of {name}" for name in names]
-    labels += ["training loss", "training rows", "validation loss", "validation rows"]
+    labels += ["training loss", "training rows"]
     found = [Value("sums", name, value, "round 1") for name, value in zip(labels, sums, strict=True)]
     return [*found, Value("sums", "the same at other coefficients", float(len(sums)), "later rounds")]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -11,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
-from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
 from abps.methods.base import Context, Floats, Ints, Models
-from abps.models import families, structure
+from abps.models import structure
 from abps.models.common_fit import FRACTIONS, FitState
-from abps.models.families import Family
+from abps.models.families import family_of
 from abps.models.hierarchical import CenterRows, CommonModel
 from abps.models.interactions import PairTerms, candidates
+from abps.models.newton import column_kinds
 from abps.wire.fields import Fields
 from abps.wire.number_lists import Field
 
@@ -239,27 +238,10 @@ class PlusState(Models):
     chance: float = -1.0
 
 
-def family_of(outcome: Outcome) -> Family:
-    """The family of an outcome, with what centers agreed on for it."""
-    mix, start = outcome.mix.astype(np.float64), outcome.start.astype(np.float64)
-    if outcome.way == "hazard":
-        return families.Hazard(mix, start, np.array(outcome.grid))
-    if outcome.way == "pinball":
-        return families.Quantile(mix, start, outcome.quantile)
-    kinds: dict[str, Callable[[Floats, Floats], Family]] = {
-        "logistic": families.Bernoulli,
-        "softmax": families.Multinomial,
-        "squared": families.Gaussian,
-        "cox": families.Cox,
-    }
-    return kinds[outcome.way](mix, start)
-
-
 def column_groups(columns: tuple[str, ...], terms: int) -> NDArray[np.int64]:
     """(q,) which coefficients share a penalty and a variance between centers, -1 for constants: yes/no
     columns, straight parts and bends of numbers, for every term."""
-    part = [int(name.partition(" ~")[2] or 0) for name in columns]
-    group = np.unique(np.minimum(part, 2), return_inverse=True)[1]
+    group = column_kinds(columns)
     count = int(group.max()) + 1
     return np.concatenate([[*(group + t * count), -1] for t in range(terms)]).astype(np.int64)
 

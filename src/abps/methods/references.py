@@ -31,6 +31,10 @@ from abps.privacy.small_counts import without_small
 
 Floats = NDArray[np.float64]
 
+#: The penalty before any evidence, and what a last step may still gain, in nats of all rows together.
+FIRST_PENALTY = 30.0
+NEGLIGIBLE_GAIN = 0.01
+
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
@@ -138,16 +142,15 @@ class PooledBest(TableReference):
 class RegressionMemory:
     """What the server of a federated regression remembers.
 
-    w: (1 + columns,) coefficients that centers are asked about.  step: which penalty is being solved.
-    before: the penalised training loss one round ago.  best, judged: the coefficients with the smallest
-    validation loss so far, and that loss.  done: all penalties are solved.  asked: the round of its answer.
+    w: (1 + columns,) coefficients that centers are asked about.  base, before: the coefficients from which
+    the last step was taken, and the loss there.  penalty: by evidence.  done: w is final.
+    asked: the round of its answer.
     """
 
     w: Floats
-    best: Floats
-    step: int = 0
+    base: Floats
     before: float = math.inf
-    judged: float = math.inf
+    penalty: float = FIRST_PENALTY
     done: bool = False
     asked: int = 0
 
@@ -170,8 +173,8 @@ class Asked(Models):
 class GlmExact(StarMethod):
     """The pooled ridge regression from sums: each round one Newton step, all centers' X'WX and gradient.
 
-    The penalty is the one with the smallest mean loss over all validation rows, whose sums travel along.
-    penalties: tried from the strongest down, each from the solution before.
+    The penalty maximises the evidence of all rows, for which the sums of a Newton step suffice. The steps end
+    when one would lower the loss by less than :data:`NEGLIGIBLE_GAIN`.
 
     With a floor a center leaves out yes/no columns that have a small cell with the outcome, and everything if
     it has fewer rows of an outcome: its sums are those of its rows with zeros there.
@@ -184,7 +187,6 @@ class GlmExact(StarMethod):
     asks: ClassVar[bool] = True
 
     training: Training = field(default_factory=lambda: Training(standardise="common", model="linear"))
-    penalties: tuple[float, ...] = (1000.0, 100.0, 10.0, 1.0)
 
     #: Its model is a regression of its own, whatever the others train.
     fitted: ClassVar[bool] = True
@@ -231,7 +233,7 @@ class GlmExact(StarMethod):
         """Whether the coefficients are final."""
         return memory is not None and memory.done
 
-    def derived(self, context: Context) -> tuple[Rows, Rows, NDArray[np.bool_]]:
+    def derived(self, context: Context) -> tuple[Rows, NDArray[np.bool_]]:
         """The rows as sums may tell of them."""
         return told_rows(context.data)
 
@@ -252,8 +254,8 @@ class GlmExact(StarMethod):
         """The sums at the coefficients that were asked about; nothing once they are final."""
         if state.done:
             return ()
-        train, validation, few = context.derived
-        sums = message(train, validation, state.w)
+        train, few = context.derived
+        sums = message(train, state.w)
         sums[few] = 0.0
         return (sums,)
 
@@ -269,24 +271,26 @@ class GlmExact(StarMethod):
             zero = np.zeros(width_of(len(total)))
             memory = RegressionMemory(zero, zero)
         memory = replace(self.step(memory, total), asked=t)
-        reply = np.concatenate([[-t if memory.done else t], memory.best if memory.done else memory.w])
+        reply = np.concatenate([[-t if memory.done else t], memory.w])
         return (reply.astype(np.float32),), memory
 
     def step(self, state: RegressionMemory, total: Floats) -> RegressionMemory:
         """What the server makes of the sums at the coefficients that it asked about."""
-        penalty = self.penalties[state.step]
-        loss = float(total[-4] + 0.5 * penalty * (state.w[1:] ** 2).sum())
-        if loss > state.before * (1.0 - 1e-5):  # solved: judge it, and on to the next penalty
-            judged = float(total[-2] / max(total[-1], 1.0))
-            if judged < state.judged:
-                state = replace(state, best=state.w, judged=judged)
-            if state.step + 1 == len(self.penalties):
-                return replace(state, done=True)
-            state, loss = replace(state, step=state.step + 1), math.inf
-            penalty = self.penalties[state.step]
-        # Centers see four-byte numbers; so must the server.
-        w = newton_step(total, state.w, penalty).astype(np.float32).astype(np.float64)
-        return replace(state, before=loss, w=w)
+        now, old = (
+            float(loss + 0.5 * state.penalty * (w[1:] ** 2).sum())
+            for loss, w in ((total[-2], state.w), (state.before, state.base))
+        )
+        if now > old * (1.0 + 1e-6):  # too far
+            return replace(state, w=_as_sent(0.5 * (state.w + state.base)))
+        w, penalty, gain = newton_step(total, state.w, state.penalty)
+        return replace(
+            state,
+            w=_as_sent(w),
+            base=state.w,
+            before=float(total[-2]),
+            penalty=penalty,
+            done=gain < NEGLIGIBLE_GAIN,
+        )
 
     def receive(
         self, context: Context, state: Asked, trained: Asked, down: tuple[Weights, ...], t: int
@@ -303,19 +307,22 @@ class GlmExact(StarMethod):
         return Segments(with_intercept(rows.x) @ state.w, rows.start)
 
 
-def told_rows(data: Prepared) -> tuple[Rows, Rows, NDArray[np.bool_]]:
-    """Training and validation rows as sums may tell of them, and (centers,) which tell nothing.
+def _as_sent(w: Floats) -> Floats:
+    """Centers see four-byte numbers; so must the server."""
+    return w.astype(np.float32).astype(np.float64)
+
+
+def told_rows(data: Prepared) -> tuple[Rows, NDArray[np.bool_]]:
+    """Training rows as sums may tell of them, and (centers,) which tell nothing.
 
     With a floor, columns with a small cell at a center are zero there.
     """
-    train, validation = data.train, data.validation
+    train = data.train
     if not data.min_cell:
-        return train, validation, np.zeros(data.size, dtype=bool)
+        return train, np.zeros(data.size, dtype=bool)
     few, kept = releasable_columns(data)
-    x, held = (
-        np.where(np.repeat(kept, rows.sizes, axis=0), rows.x, np.float32(0.0)) for rows in (train, validation)
-    )
-    return replace(train, x=x), replace(validation, x=held), few
+    x = np.where(np.repeat(kept, train.sizes, axis=0), train.x, np.float32(0.0))
+    return replace(train, x=x), few
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,9 @@
-"""What every learner stands on: its data, its settings, the common start, and how long its steps may be."""
+"""What every learner stands on: its data, its settings, and the common start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +12,10 @@ from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
-from abps.models.curvature import largest_curvature
 from abps.models.layout import Layout
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
-from abps.models.training import Learner, Objective, Training
-
-#: The longest step down a gradient, as a share of what keeps the loss from ever rising (2 / curvature).
-LONGEST = 0.95
+from abps.models.training import Learner, Training
 
 
 @dataclass
@@ -29,7 +24,8 @@ class BaseLearner:
 
     secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
     noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
-    training rows beside training.  start: (P,) the common start.  ids: (n,) the centers' stream ids.
+    training rows beside training.  sharing: how many centers learn one model together.
+    start: (P,) the common start.  ids: (n,) the centers' stream ids.
     """
 
     data: Prepared
@@ -38,6 +34,7 @@ class BaseLearner:
     secret: int = field(default=0, kw_only=True)
     noisy_steps: dict[int, int] = field(init=False, default_factory=dict)
     looked: bool = field(init=False, default=False)
+    sharing: int = field(init=False, default=1)
     start: Weights = field(init=False)
     layout: Layout = field(init=False)
     ids: NDArray[np.uint64] = field(init=False)
@@ -48,10 +45,10 @@ class BaseLearner:
             raise RequestError(
                 f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
             )
-        if self.training.optimizer == "descent" and not self.training.linear:
+        if self.training.optimizer == "newton" and not self.training.linear:
             raise RequestError(
-                "optimizer=descent: its steps follow the curvature of a linear model's loss; "
-                "choose model=gam or model=linear, or another optimizer"
+                "optimizer=newton: it solves linear models; choose model=gam or model=linear, or another "
+                "optimizer"
             )
 
     def look(self, rows: Rows) -> None:
@@ -62,31 +59,10 @@ class BaseLearner:
         made = self.data.__dict__.get("own")  # computed when somebody asks for it
         return (self.data.train,) if made is None else (self.data.train, made)
 
-    @cached_property
-    def curvature(self) -> NDArray[np.float64]:
-        """(n,) the largest curvature of each center's mean loss, for linear models."""
-        return self.data.outcome.curvature * largest_curvature(self.data.train.x, self.data.train.start)
-
-    def steps(self, objective: Objective, round: int) -> Weights:
-        """(n,) how far each center goes along its gradient: no farther than where its loss could rise."""
-        strength = objective.strength if objective.anchor is not None else 0.0
-        most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + strength + 1e-12)
-        return (self.shorter(round) * np.minimum(self.training.lr, most)).astype(np.float32)
-
-    def shorter(self, round: int) -> float:
-        """By how much the steps of a descent are shorter than in the first round."""
-        cooling = self.training.cooling
-        return 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
-
-    def rates(self, round: int) -> Weights:
-        """(n,) the learning rate of every center where it does not follow from its rows."""
-        cooled = self.shorter(round) if self.training.optimizer == "descent" else 1.0
-        return np.full(self.data.size, self.training.lr * cooled, dtype=np.float32)
-
     def decay(self) -> Weights:
-        """(P,) the penalty of every parameter; a descent does not penalise intercepts."""
-        decay = np.full(self.layout.size, self.training.weight_decay, dtype=np.float32)
-        if self.training.optimizer == "descent":
+        """(P,) the penalty of every parameter; intercepts of linear models have none."""
+        decay = np.full(self.layout.size, self.training.decay, dtype=np.float32)
+        if self.training.optimizer == "newton":
             for block in self.layout.blocks:
                 if block.name.startswith("intercept."):
                     decay[block.start : block.stop] = 0.0

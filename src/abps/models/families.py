@@ -12,11 +12,14 @@ terms have. The hierarchical model in :mod:`abps.models.hierarchical` needs noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from abps.data.outcome import Outcome
 
 Floats = NDArray[np.float64]
 Starts = NDArray[np.int64]
@@ -268,3 +271,19 @@ def _risk_sets(z: Floats, y: Floats, start: Starts) -> tuple[Floats, Floats]:
         at_risk[low + order] = np.log(total) + top
         expected[low + order] = weight * until[begins]
     return at_risk, expected
+
+
+def family_of(outcome: Outcome) -> Family:
+    """The family of an outcome, with what centers agreed on for it."""
+    mix, start = outcome.mix.astype(np.float64), outcome.start.astype(np.float64)
+    if outcome.way == "hazard":
+        return Hazard(mix, start, np.array(outcome.grid))
+    if outcome.way == "pinball":
+        return Quantile(mix, start, outcome.quantile)
+    kinds: dict[str, Callable[[Floats, Floats], Family]] = {
+        "logistic": Bernoulli,
+        "softmax": Multinomial,
+        "squared": Gaussian,
+        "cox": Cox,
+    }
+    return kinds[outcome.way](mix, start)

@@ -12,18 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.prepare import Rows
+from abps.models.common_fit import evidence_penalties
 from abps.models.penalised import row_losses
 
 Floats = NDArray[np.float64]
 
 
 def message_size(width: int) -> int:
-    """Numbers in one center's message: half of a symmetric matrix, a gradient and two losses.
+    """Numbers in one center's message: half of a symmetric matrix, a gradient, a loss and a number of rows.
 
     >>> message_size(3)
-    13
+    11
     """
-    return (width * (width + 1)) // 2 + width + 4
+    return (width * (width + 1)) // 2 + width + 2
 
 
 def width_of(numbers: int) -> int:
@@ -32,13 +33,13 @@ def width_of(numbers: int) -> int:
     >>> width_of(message_size(65))
     65
     """
-    return (math.isqrt(8 * numbers - 23) - 3) // 2  # 8 numbers - 23 = (2 width + 3)²
+    return (math.isqrt(8 * numbers - 7) - 3) // 2  # 8 numbers - 7 = (2 width + 3)²
 
 
-def message(train: Rows, validation: Rows, w: Floats) -> NDArray[np.float32]:
+def message(train: Rows, w: Floats) -> NDArray[np.float32]:
     """(centers, numbers) what every center sends for the coefficients w (1 + columns,).
 
-    The upper half of X'WX, X'(p - y), the sum of training losses and rows, and those of validation.
+    The upper half of X'WX, X'(p - y), the sum of losses, and rows.
     """
     width = len(w)
     half = np.triu_indices(width)
@@ -48,10 +49,9 @@ def message(train: Rows, validation: Rows, w: Floats) -> NDArray[np.float32]:
         y, z = train.y[low:high].astype(np.float64), design @ w
         chance = 0.5 * (1.0 + np.tanh(0.5 * z))
         curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design
-        part = slice(validation.start[i], validation.start[i + 1])
-        judged = row_losses(with_intercept(validation.x[part]) @ w, validation.y[part].astype(np.float64))
-        tail = [row_losses(z, y).sum(), len(y), judged.sum(), len(judged)]
-        found[i] = np.concatenate([curvature[half], design.T @ (chance - y), tail])
+        found[i] = np.concatenate(
+            [curvature[half], design.T @ (chance - y), [row_losses(z, y).sum(), len(y)]]
+        )
     return found
 
 
@@ -60,17 +60,19 @@ def with_intercept(x: NDArray[np.float32]) -> Floats:
     return np.concatenate([np.ones((len(x), 1)), x.astype(np.float64)], axis=1)
 
 
-def newton_step(total: Floats, w: Floats, penalty: float) -> Floats:
-    """(1 + columns,) the next coefficients from the total of all messages; the intercept is not penalised."""
+def newton_step(total: Floats, w: Floats, penalty: float) -> tuple[Floats, float, float]:
+    """From the total of all messages at w (1 + columns,): the next coefficients, the penalty that maximises
+    the evidence there, and by how much the step should lower the loss. The intercept is not penalised."""
     width = len(w)
     half = np.triu_indices(width)
     curvature = np.zeros((width, width))
     curvature[half] = total[: len(half[0])]
     curvature = curvature + np.triu(curvature, 1).T
     weight = np.full(width, penalty)
-    weight[0] = 1e-6 * max(total[-3], 1.0)
-    gradient = total[len(half[0]) : len(half[0]) + width] + weight * w
-    curvature[np.diag_indices(width)] += weight
-    from scipy.linalg import cho_factor, cho_solve  # loaded where it is used: a site's process is the smaller
-
-    return np.asarray(w - cho_solve(cho_factor(curvature), gradient))
+    weight[0] = 1e-6 * max(total[-1], 1.0)
+    gradient = total[len(half[0]) : len(half[0]) + width]
+    group = np.r_[-1, np.zeros(width - 1, dtype=np.int64)]
+    weight, aim = evidence_penalties(curvature, curvature @ w - gradient, weight, group)
+    step = aim - w
+    gain = 0.5 * float(step @ (curvature @ step) + (weight * step**2).sum())
+    return aim, float(weight[-1]), gain

@@ -24,18 +24,18 @@ def learner_for(
 ) -> Learner:
     """The learner of a model.
 
-    secret: added to the seed of private noise.  plain: PyTorch and autograd for every model, one center at a
+    secret: added to the seed of private noise.  plain: PyTorch and autograd for networks, one center at a
     time: slow, and the oracle of compiled code.  device: where PyTorch computes.
     """
-    if not plain and device == "cpu" and training.clip is None:
-        if training.linear and training.optimizer == "descent":
-            from abps.models.native_learners import LinearLearner
+    if training.optimizer == "newton" and training.linear and training.clip is None:
+        from abps.models.newton import LinearLearner
 
-            return LinearLearner(data, training, seed, secret=secret)
-        if training.model == "mlp" and data.outcome.binary:
-            from abps.models.network_learner import NetworkLearner
+        return LinearLearner(data, training, seed, secret=secret)
+    compiled = not plain and device == "cpu" and training.clip is None
+    if compiled and training.model == "mlp" and data.outcome.binary:
+        from abps.models.network_learner import NetworkLearner
 
-            return NetworkLearner(data, training, seed, secret=secret)
+        return NetworkLearner(data, training, seed, secret=secret)
     from abps.models.modules import ModuleLearner
 
     return ModuleLearner(data, training, seed, secret=secret, device=device)

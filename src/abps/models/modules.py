@@ -28,7 +28,7 @@ from abps.models.layout import answering
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
 from abps.models.models import initial_weights, layout_of
-from abps.models.native_learners import with_pairs
+from abps.models.newton import with_pairs
 from abps.models.torch_losses import mean_loss
 from abps.models.training import PLAIN, Contrast, Gaussian, Objective
 
@@ -70,18 +70,28 @@ class ModuleLearner(BaseLearner):
             self.take_noisy_steps(round, count)
             slopes = self._private_slopes
         after = np.array(w, dtype=np.float32)
-        rates = self._rates(objective, round)
+        rates = self._rates(objective)
         with one_thread():
             for i in np.flatnonzero(self.data.train.sizes):
                 steps = slopes(int(i), round, objective, count)
                 self._descend(after[i], steps, float(rates[i]), self._terms(objective, int(i)), columns)
         return after
 
-    def _rates(self, objective: Objective, round: int) -> Weights:
-        """(n,) the learning rate of every center."""
-        if self.training.clip is None and self.training.optimizer == "descent":
-            return self.steps(objective, round)
-        return self.rates(round)
+    def _rates(self, objective: Objective) -> Weights:
+        """(n,) the learning rate of every center; down the whole gradient of a linear model, no farther than
+        where its loss could rise."""
+        rates = np.full(self.data.size, self.training.lr)
+        if self.training.clip is None and self.training.optimizer == "newton":
+            strength = objective.strength if objective.anchor is not None else 0.0
+            rates = np.minimum(rates, 1.9 / (self._steepest + self.training.decay + strength))
+        return rates.astype(np.float32)
+
+    @functools.cached_property
+    def _steepest(self) -> NDArray[np.float64]:
+        """(n,) a bound of the largest curvature of each center's mean loss, for linear models."""
+        own = [self.data.train.only(i).x for i in range(self.data.size)]
+        sizes = [np.linalg.norm(np.c_[x, np.ones(len(x))], 2) ** 2 / max(len(x), 1) for x in own]
+        return 0.25 * self.data.outcome.curvature * np.array(sizes) + 1e-12
 
     def _descend(
         self,
@@ -128,7 +138,7 @@ class ModuleLearner(BaseLearner):
         """The gradient of center i's loss on batch after batch."""
         rows = self.data.train.only(i)
         x, y = self._tensor(rows.x), self._tensor(rows.y)
-        size = len(y) if self.training.optimizer == "descent" else self.training.batch
+        size = len(y) if self.training.optimizer == "newton" else self.training.batch
         ids = self.ids[i : i + 1]
         order = draws.row_orders(self.seed, ids, round, np.array([len(y)]), epochs)[:, 0]
         pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]

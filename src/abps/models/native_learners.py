@@ -1,4 +1,4 @@
-"""Local training of linear models, compiled; and what it shares with the compiled network.
+"""What compiled local training needs around its kernels.
 
 Every center's model is a row of one matrix. One center's whole round runs in one compiled function, in the
 cache of one core; a thread per core takes center after center, each with single-threaded kernels: so the
@@ -19,12 +19,9 @@ from abps.core.arrays import Weights, compact
 from abps.data.prepare import Rows
 from abps.models import draws
 from abps.models.base import BaseLearner
-from abps.models.layout import linear_layout, linear_start
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures
-from abps.models.native import linear
 from abps.models.native.network import Terms
-from abps.models.outcomes import judged, rule, shaped
 from abps.models.threads import Crew
 from abps.models.training import PLAIN, Learner, Objective
 
@@ -155,98 +152,6 @@ class NativeLearner(BaseLearner):
         shape = (int(start[-1]),) if outputs == 1 else (int(start[-1]), outputs)
         pieces = max(1, min(count, 16 * self._crew.cores), -(-count // 256))
         return np.empty(shape, np.float32), start, np.array_split(np.arange(count), pieces)
-
-
-class LinearLearner(NativeLearner):
-    """Linear models of any outcome, by gradient descent on all rows."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.layout = linear_layout(self.data.width, self.data.outcome)
-        self.start = linear_start(self.data.width, self.data.outcome)
-        self._mix = self.data.outcome.mix
-
-    def _takes(self, objective: Objective) -> bool:
-        return objective.simple
-
-    def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
-        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
-        size = self.layout.size
-        found = super().logits(w[:, :size], rows, owner)
-        return with_pairs(found, w[:, size:], rows, owner, self._mix)
-
-    def _train(self, members: Ints, before: Weights, after: Weights, what: LocalRound) -> None:
-        rows, size = self.data.train, before.shape[1]
-        work = (
-            members,
-            before,
-            after,
-            rows.x,
-            rows.y,
-            rows.start,
-            what.epochs,
-            self.steps(what.objective, what.number),
-            np.float32(self.training.weight_decay),
-            what.moving(size),
-            tuple(terms_of(what.objective, self.data.size, size)),
-        )
-        if self.data.outcome.binary:
-            linear.descend(*work)
-        else:
-            linear.descend_outputs(*work, rule(self.data.outcome), self._mix)
-
-    def _answer(
-        self, models: Weights, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Weights
-    ) -> None:
-        linear.answers(models, which, owner, rows.x, rows.start, place, self._mix, shaped(out))
-
-    def _answer_mixed(
-        self,
-        own: Weights,
-        others: Weights,
-        parts: Mixtures,
-        rows: Rows,
-        which: Ints,
-        place: Ints,
-        out: Weights,
-    ) -> None:
-        linear.mixed_answers(
-            own, others, parts.plain(), which, rows.x, rows.start, place, self._mix, shaped(out)
-        )
-
-    def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
-        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``."""
-        who = np.arange(len(w)) if owner is None else owner
-        answers = self.logits(w, rows, who)
-        found = np.zeros((len(w), self.layout.size), dtype=np.float32)
-        for k in np.flatnonzero(rows.sizes[who]).tolist():
-            mine = slice(rows.start[who[k]], rows.start[who[k] + 1])
-            ends = np.array([0, mine.stop - mine.start])
-            _, slope = judged(self.data.outcome, answers[k], rows.y[mine], ends)
-            terms = (slope @ self._mix.T).T @ rows.x[mine]
-            found[k] = np.concatenate([terms.ravel(), slope.sum(axis=0)]) / ends[1]
-        return found
-
-    def representation(self, w: Weights, x: Weights) -> Weights:
-        """(m, b, terms * d) what every input adds to every term, of models (m, P) on rows (m, b, d)."""
-        terms = w[:, : len(self._mix) * x.shape[2]].reshape(len(w), 1, len(self._mix), -1)
-        return (x[:, :, None] * terms).reshape(*x.shape[:2], -1)
-
-
-def with_pairs(
-    found: Segments, tails: Weights, rows: Rows, owner: Ints | None, mix: NDArray[np.float32]
-) -> Segments:
-    """Answers of linear models with what pair terms at their end (models, numbers) add."""
-    if not tails.shape[1]:
-        return found
-    from abps.models.interactions import pair_logits  # brings SciPy along
-
-    values = shaped(found.values)
-    for k, tail in enumerate(tails):
-        i = k if owner is None else int(owner[k])
-        mine = rows.x[rows.start[i] : rows.start[i + 1]]
-        values[found.start[k] : found.start[k + 1]] += pair_logits(tail, mine, mix)
-    return found
 
 
 def held(w: Weights) -> Weights:

@@ -52,7 +52,7 @@ class NetworkLearner(NativeLearner):
         sizes = rows.sizes[members]
         orders = draws.row_orders(self.seed, ids, what.number, sizes, what.epochs)
         moves = network.Rule(
-            t.optimizer == "adam", np.float32(t.lr), np.float32(t.weight_decay), *what.moving(before.shape[1])
+            t.optimizer == "adam", np.float32(t.lr), np.float32(t.decay), *what.moving(before.shape[1])
         )
         steps = what.epochs * -(-int(sizes.max()) // t.batch)
         network.train(

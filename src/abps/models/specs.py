@@ -52,13 +52,12 @@ def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
     return Linear
 
 
-#: Few steps down the whole gradient, each as long as the center's own curvature allows.
+#: Newton's method; the learning rate is that of private steps alone.
 _CONVEX = {
-    "optimizer": "descent",
+    "optimizer": "newton",
     "epochs": 16,
-    "lr": 0.4,
-    "cooling": 10.0,
-    "weight_decay": 0.01,
+    "lr": 0.15,
+    "weight_decay": None,
     "standardise": "common",
 }
 

@@ -33,16 +33,19 @@ def find_model(model: str | ModelFactory) -> ModelSpec:
     return specs.find_model(model)
 
 
+#: The penalty per row of linear models where no evidence is asked for.
+GRADIENT_DECAY = 0.01
+
+
 @dataclass(frozen=True)
 class Training:
     """How a center trains between two exchanges, and on what (the paper's settings).
 
     standardise: numeric columns by each center's own mean and deviation, or by common ones.
     model: a name (``mlp``, ``linear``, ``gam``), ``package.module:FACTORY``, or a factory.
-    optimizer: adam or sgd on batches; descent (linear models) on all rows at every step, ``epochs`` of them,
-    each as long as ``lr`` and the curvature of the center's own loss allow, the intercept without penalty.
-    cooling: rounds after which steps of a descent are half as long (after twice as many a third, and so on);
-    0: never. What centers learn apart from each other between two exchanges then fades.
+    optimizer: adam or sgd on batches; newton (linear models) on all rows, at most ``epochs`` steps
+    (:mod:`abps.models.newton`); its private and its non-convex training goes down the gradient by ``lr``.
+    weight_decay: the penalty per row; none (linear models): by evidence.
     hidden, dropout: the layers of the paper's network.
     clip: the longest that one row's gradient may be; none: as long as it is. With it training is private
     (a sampled Gaussian mechanism): noise of ``noise_multiplier`` times this length on every sum of gradients,
@@ -52,13 +55,12 @@ class Training:
     epochs: int = 2
     batch: int = 128
     lr: float = 1e-3
-    weight_decay: float = 1e-5
-    optimizer: Literal["adam", "sgd", "descent"] = "adam"
+    weight_decay: float | None = 1e-5
+    optimizer: Literal["adam", "sgd", "newton"] = "adam"
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.2
     standardise: Literal["own", "common"] = "own"
     model: str | ModelFactory = "mlp"
-    cooling: float = 0.0
     clip: float | None = None
     noise_multiplier: float = 0.0
     sampling: float = 1.0
@@ -67,11 +69,9 @@ class Training:
         validate(self)
         if self.epochs < 1 or self.batch < 1:
             raise RequestError(f"epochs={self.epochs}, batch={self.batch}: both must be at least 1")
-        if self.cooling < 0 or (self.cooling and self.optimizer != "descent"):
-            raise RequestError(f"cooling={self.cooling}: rounds from 0, for optimizer=descent alone")
         if not 0 <= self.dropout <= 0.99:
             raise RequestError(f"dropout={self.dropout}: a share of units, choose 0 to 0.99")
-        if self.lr <= 0 or self.weight_decay < 0:
+        if self.lr <= 0 or (self.weight_decay is not None and self.weight_decay < 0):
             raise RequestError(
                 f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
             )
@@ -90,7 +90,12 @@ class Training:
 
     def private_steps(self, epochs: int) -> int:
         """How many noisy steps ``epochs`` of private training are: as many as see a row that often."""
-        return epochs if self.optimizer == "descent" else max(1, round(epochs / self.sampling))
+        return epochs if self.optimizer == "newton" else max(1, round(epochs / self.sampling))
+
+    @property
+    def decay(self) -> float:
+        """The penalty per row of training that does not look for evidence: by gradients, private or not."""
+        return GRADIENT_DECAY if self.weight_decay is None else self.weight_decay
 
     @property
     def factory(self) -> ModelFactory:
@@ -195,6 +200,15 @@ class Objective:
         """Whether it has only terms in the weights."""
         return self.contrast is None and self.lesson is None and self.gaussian is None
 
+    def of(self, i: int) -> tuple[float, NDArray[np.float64] | None, NDArray[np.float64] | None]:
+        """Center i's strength, anchor (P,) and shift (P,)."""
+        strength = self.strength if isinstance(self.strength, float | int) else float(self.strength[i])
+        anchor, shift = (
+            None if rows is None else (rows if rows.ndim == 1 else rows[i]).astype(np.float64)
+            for rows in (self.anchor, self.shift)
+        )
+        return strength, anchor, shift
+
     def check_private(self) -> None:
         """Raise unless it has only terms in the weights: others look at rows without a bound."""
         if not self.simple:
@@ -215,6 +229,8 @@ class Learner(Protocol):
     start: Weights
     noisy_steps: dict[int, int]
     looked: bool
+    #: How many centers learn one model together, and share its penalty; 1: each learns alone.
+    sharing: int
 
     @property
     def layout(self) -> Layout:

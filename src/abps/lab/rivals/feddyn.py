@@ -50,14 +50,15 @@ class DriftTerm:
 
 @dataclass(frozen=True)
 class FedDyn(StarMethod):
-    """alpha: strength of the regulariser.  codec: how weights travel.
+    """alpha: strength of the regulariser; none: 1 for networks, 0.1 for linear models, which are solved and
+    not followed for a few steps.  codec: how weights travel.
 
     weighting: size gives center i alpha / (N_i / mean N), as the authors' code does; uniform gives alpha
     to all. The server's mean is uniform in both.
     server_h: whether the server adds h to what it sends.  evaluate: mean (of the centers' models) or cloud.
     """
 
-    alpha: float = 1.0
+    alpha: float | None = None
     codec: str = "fp32"
     weighting: Weighting = "size"
     server_h: bool = True
@@ -69,13 +70,13 @@ class FedDyn(StarMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         Wire(self.codec)
-        if self.alpha <= 0:
+        if self.alpha is not None and self.alpha <= 0:
             raise RequestError(f"alpha={self.alpha}: the strength of the regulariser, choose above 0")
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """The learning rate and alpha."""
-        return tried(self, alpha=(0.1, 1.0))
+        return tried(self, alpha=(0.02, 0.1) if self.training.optimizer == "newton" else (0.1, 1.0))
 
     @property
     def line(self) -> Wire:
@@ -90,7 +91,9 @@ class FedDyn(StarMethod):
     def strengths(self, context: Context) -> Weights:
         """(r,) alpha_i."""
         weights = shares(context.sizes(), self.weighting)
-        return (self.alpha * weights.mean() / weights)[context.local_index]
+        usual = 0.1 if self.training.optimizer == "newton" else 1.0
+        alpha = usual if self.alpha is None else self.alpha
+        return (alpha * weights.mean() / weights)[context.local_index]
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> Models:
         """Train on the bent loss."""

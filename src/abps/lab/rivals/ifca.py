@@ -70,6 +70,10 @@ class IFCA(StarMethod):
         """A cluster that nobody chose stays as it was."""
         return True
 
+    def sharing(self, context: Context) -> int:
+        """A cluster."""
+        return max(2, context.n // self.clusters)
+
     def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
         """K models; one while all train the same."""
         shared = layout.shared(self.wire.private_layers)
