@@ -68,28 +68,25 @@ def test_pooled_best_is_one_stacked_model_of_all_rows(federation):
     assert abps.simulate(federation, "pooled-best", SEED).auroc.mean == pytest.approx(np.mean(areas))
 
 
-def largest_evidence(x, y):
-    """The ridge penalty with the largest Laplace evidence, the intercept integrated out, by brute force."""
-    z = np.c_[x, np.ones(len(x))]
-
-    def lack(log):
-        model = LogisticRegression(C=np.exp(-log), tol=1e-10, max_iter=10_000).fit(x, y)
-        chance = model.predict_proba(x)[:, 1]
-        weight = chance * (1 - chance)
-        b, prior = model.coef_[0], np.r_[np.full(x.shape[1], np.exp(log)), 0.0]
-        curvature = np.linalg.slogdet((z * weight[:, None]).T @ z + np.diag(prior))[1]
-        loss = log_loss(y, chance, normalize=False) + 0.5 * np.exp(log) * b @ b
-        return loss + 0.5 * curvature - 0.5 * x.shape[1] * log
-
-    return float(np.exp(minimize_scalar(lack, bounds=(-1, 8), method="bounded").x))
+def lack_of_evidence(x, y, log):
+    """Minus the Laplace evidence of a ridge penalty, the intercept integrated out."""
+    model = LogisticRegression(C=np.exp(-log), tol=1e-10, max_iter=10_000).fit(x, y)
+    design, chance = np.c_[x, np.ones(len(x))], model.predict_proba(x)[:, 1]
+    prior = np.r_[np.full(x.shape[1], np.exp(log)), 0.0]
+    curvature = (design * (chance * (1 - chance))[:, None]).T @ design + np.diag(prior)
+    loss = log_loss(y, chance, normalize=False) + 0.5 * np.exp(log) * (model.coef_**2).sum()
+    return loss + 0.5 * np.linalg.slogdet(curvature)[1] - 0.5 * x.shape[1] * log
 
 
 def test_the_federated_regression_is_the_pooled_one_and_its_bytes_are_counted(federation):
     data = prepare(federation, SEED, standardise="common")
     run = abps.simulate(federation, "glm-exact", SEED)
-    penalty = largest_evidence(data.train.x.astype(float), data.train.y)
-    pooled = LogisticRegression(C=1 / penalty, tol=1e-10, max_iter=10_000).fit(data.train.x, data.train.y)
-    ours = run.models[0]
+    ours, x, y = run.models[0].astype(float), data.train.x.astype(float), data.train.y
+    score = x.T @ (y - 1 / (1 + np.exp(-x @ ours[:-1] - ours[-1])))
+    penalty = score @ ours[:-1] / (ours[:-1] @ ours[:-1])  # what makes it an optimum
+    best = minimize_scalar(lambda log: lack_of_evidence(x, y, log), bounds=(-1, 8), method="bounded")
+    assert lack_of_evidence(x, y, np.log(penalty)) < best.fun + 0.1
+    pooled = LogisticRegression(C=1 / penalty, tol=1e-10, max_iter=10_000).fit(x, y)
     np.testing.assert_allclose(ours[:-1], pooled.coef_[0], atol=5e-3)  # the intercept is the last
     scores = pooled.decision_function(data.test.x)
     areas = [

@@ -102,7 +102,8 @@ def test_every_method_learns_with_every_model(name):
     fed = abps.load("icu-synthetic:centers=8,stays=1600,heterogeneity=4")
     for model in ("gam", "linear"):
         run = abps.simulate(fed, name, seed=11, rounds=2, model=model)
-        assert run.config["training"]["model"] == model and np.isfinite(run.auroc.mean)
+        assert np.isfinite(run.auroc.mean)
+        assert run.config["training"]["model"] == model or name == "boosting"  # trees of its own
         assert run.models is None or np.isfinite(run.models).all()
         if run.bytes.edge and name != "glm-exact":  # which sends squares of as many numbers
             assert 0 < run.bytes.vs_fedavg < 0.02
@@ -188,10 +189,10 @@ def test_hostile_columns_leave_every_model_finite(model, standardise):
 
 def test_the_best_round_by_validation_loss_is_restored():
     fed = abps.load("icu-synthetic:centers=6,stays=1200")
-    hasty = {"metric": "loss", "restore_best": "yes", "lr": "5", "epochs": "60", "weight_decay": "0"}
+    hasty = {"metric": "loss", "restore_best": "yes", "epochs": "1", "weight_decay": "0"}
     run = abps.simulate(fed, "local", rounds=8, model="gam", settings=hasty)
     data = prepare(fed, 11, standardise="common", splines=True)
-    training = Training.of("gam", lr=5.0, epochs=60, weight_decay=0.0)
+    training = Training.of("gam", epochs=1, weight_decay=0.0)
     learner = learner_for(data, training, 11)
     w, losses, kept = np.zeros((data.size, data.width + 1), dtype=np.float32), [], []
     for t in range(1, 9):

@@ -70,7 +70,10 @@ def test_newton_ends_where_a_general_optimiser_does(kind):
 
     best = minimize(penalised, start, method="BFGS", options={"gtol": 1e-6})
     assert penalised(found) <= best.fun + 1e-4
-    np.testing.assert_allclose(rows.answers(found), rows.answers(best.x), atol=5e-3)
+    ours, theirs = rows.answers(found), rows.answers(best.x)
+    if kind == "cox":  # relative risks: their level says nothing
+        ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+    np.testing.assert_allclose(ours, theirs, atol=5e-3)
 
 
 @pytest.mark.parametrize("shape", [(120, 6), (30, 50)])
@@ -103,7 +106,7 @@ def test_the_penalty_has_the_largest_evidence_of_all(shape):
     truth = np.r_[1.0, -0.8, 0.6, np.zeros(shape[1] - 3)]
     y = (rng.random(len(x)) < 1 / (1 + np.exp(-x @ truth))).astype(float)
     rows = OwnRows(x, y, of_answers(Outcome()), np.ones((1, 1)))
-    w, penalty = fit_by_evidence(rows, np.zeros(shape[1] + 1), np.zeros(shape[1], dtype=np.int64))
+    _, penalty = fit_by_evidence(rows, np.zeros(shape[1] + 1), np.zeros(shape[1], dtype=np.int64))
     design = np.c_[x, np.ones(len(x))]
 
     def lack(log):

@@ -144,7 +144,7 @@ def test_what_is_asked_of_a_site_is_allowed_and_shown(four):
         v.name: v for v in leaving(agreement.configured(), table, agreement.book, 11) if v.what == "sums"
     }
     data = agreement.prepare(table)
-    sums = message(data.train, data.validation, np.zeros(1 + data.width))[0]
+    sums = message(data.train, np.zeros(1 + data.width))[0]
     assert len(shown) == len(sums) + 1
     assert shown["training rows"].value == data.train.sizes[0]
     assert shown["curvature of the intercept and the intercept"].value == pytest.approx(

@@ -133,12 +133,13 @@ class Factored:
     """A curvature plus a diagonal, factorised; the smaller of X'VX and its dual."""
 
     def __init__(self, curvature: Curvature, precision: Floats, columns: slice) -> None:
-        self.precision, self.scaled = precision, None
+        # Without any penalty few rows do not say where to go.
+        self.precision, self.scaled = np.maximum(precision, 1e-9 * curvature.diagonal.mean()), None
         if curvature.root is None:
             whole = curvature.whole[columns, columns].copy()
-            whole.flat[:: len(whole) + 1] += precision
+            whole.flat[:: len(whole) + 1] += self.precision
         else:
-            self.scaled = curvature.root[:, columns] / np.sqrt(precision)
+            self.scaled = curvature.root[:, columns] / np.sqrt(self.precision)
             whole = self.scaled @ self.scaled.T
             whole.flat[:: len(whole) + 1] += 1.0
         self.factor = cho_factor(whole, lower=True, check_finite=False, overwrite_a=True)
