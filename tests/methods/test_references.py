@@ -131,9 +131,10 @@ def test_early_stopping_keeps_each_centers_best_round(federation):
 def test_coins_are_not_foretold():
     """Outcomes without any relation to the columns: choosing among many models must not find one."""
     federation = abps.load("icu-synthetic:centers=5,stays=2500,groups=3")
-    for name in ("local-best", "pooled-best", "glm-exact"):
+    # A run's mean AUROC has a standard deviation of 0.064 here: the cheap method affords twelve of them.
+    for name, runs in (("local-best", 4), ("pooled-best", 4), ("glm-exact", 12)):
         areas = []
-        for seed in (11, 22, 33, 44):
+        for seed in (11 * k for k in range(1, runs + 1)):
             coins = np.random.default_rng(seed).permutation(federation.label)
             noise = replace(federation, label=coins, patient=None)
             areas.append(abps.simulate(noise, name, seed).auroc.mean)
