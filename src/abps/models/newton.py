@@ -448,4 +448,4 @@ def with_pairs(
 def of_answers(outcome: Outcome) -> Family:
     """The family of an outcome whose information is that of its answers, not of a linear model's terms."""
     family: Any = family_of(outcome)
-    return replace(family, mix=np.eye(outcome.outputs), baseline=np.zeros(outcome.outputs))  # type: ignore[no-any-return]
+    return replace(family, mix=np.eye(outcome.outputs), baseline=np.zeros(outcome.outputs))
