@@ -44,8 +44,6 @@ from abps.sites.node.measuring import with_scales
 from abps.sites.protocol import answers, masking
 from abps.study.records import StudyFolder
 from abps.wire import admission, messages
-from abps.wire.codecs import CODECS, codec
-from abps.wire.frames import FrameError, pack, unpack
 from abps.wire.messages import MessageError
 from abps.wire.number_lists import Field, NumberList, NumberListError
 
@@ -367,8 +365,6 @@ def targets(place: Path) -> list[Target]:
     files, made = Files(place), _made()
     who = center_id("bea")
     rng = np.random.default_rng(0)
-    weights = rng.normal(size=40).astype(np.float32)
-    framed = tuple(pack(weights, codec(name), 3, who, 7) for name in CODECS.builtin)
     said = [
         messages.pack_request(2, 3, who),
         messages.pack_upload(b"abc", 3, who),
@@ -418,7 +414,6 @@ def targets(place: Path) -> list[Target]:
     hello = {"round": 1, "agreement": "a", "rows": 5, "edges": 0, "validation": {"1": 0.5}}
     sums = {"bytes": 1, "partners": 1}
     return [
-        Target("frames", framed, unpack, (FrameError,), 6),
         Target("admission", tuple(said), admitted, (admission.Refusal,), 4),
         Target("messages", tuple(said), any_message, (), 6),
         Target("numerals", (numerals,), NumberList.read, (NumberListError,), 3),

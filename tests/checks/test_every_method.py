@@ -20,8 +20,7 @@ from abps.methods.base import Context
 from abps.methods.settings import names, with_settings
 from abps.models import draws
 from abps.models.learners import learner_for
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 ROUNDS = 2
 

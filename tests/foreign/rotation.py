@@ -1,6 +1,6 @@
 """Rotation: everybody meets everybody in turn. A method of one's own, outside the package."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,6 @@ class Met(Models):
     """times: (r, n) how often each center has met each member."""
 
     times: NDArray[np.float64]
-
-    def placed(self, place, n):
-        times = np.zeros((len(self.times), n))
-        times[:, place] = self.times
-        return replace(self, times=times)
 
 
 @dataclass(frozen=True)

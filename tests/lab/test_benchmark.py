@@ -15,8 +15,7 @@ from abps.lab.benchmark import Setup, ranking, run_benchmark, to_frame
 from abps.lab.suite import read_description
 from abps.report.pages import benchmark_page
 from abps.study.compare import load_study
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 
 @pytest.fixture(scope="module")

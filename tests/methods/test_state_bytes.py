@@ -60,30 +60,6 @@ def test_every_state_survives_the_journey_and_the_run_goes_on(ready, name) -> No
     assert np.array_equal(on.state.models, again.state.models)
 
 
-@pytest.mark.parametrize("name", ["abps", "abps-p", "defta", "gossip", "ditto"])
-def test_members_may_change_their_places(ready, name) -> None:
-    """Everybody moves one place on and somebody new comes first: opinions move along."""
-    method = with_settings(CATALOG[name].config, {"hidden": "8,4"})
-    learner = learner_for(ready, method.training, 11)
-    course = RunState.start(method, Context(learner, ready, learner.ids, 11, 5))
-    for t in (1, 2):
-        course, _ = course.round(t)
-    before, n = course.state, ready.size
-    place = np.arange(n) + 1
-    after = before.placed(place, n + 1)
-    if name in ("abps", "abps-p"):
-        for i in range(n):
-            mine = before.beliefs.posterior(i, np.arange(n))
-            moved = after.beliefs.posterior(i + 1, place)
-            np.testing.assert_array_equal(mine.alpha, moved.alpha)
-        assert after.beliefs.observed == before.beliefs.observed > 0
-    elif name == "defta":
-        np.testing.assert_array_equal(after.confidence[:, 1:], before.confidence)
-        assert not after.confidence[:, 0].any()
-    else:
-        assert after is before
-
-
 @dataclass(frozen=True, eq=False)
 class Inner:
     table: NDArray[np.float64]

@@ -9,8 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.wire.codecs import BLOCK, CODECS, codec
-from abps.wire.frames import HEADER_SIZE, FrameError, frame_size, pack, unpack
+from abps.wire.codecs import BLOCK, CODECS, HEADER_SIZE, codec, frame_size
 
 vectors = hnp.arrays(np.float32, st.integers(0, 70), elements=st.floats(width=32))
 
@@ -40,40 +39,14 @@ def test_bf16_error_is_within_half_a_unit(weights):
 @pytest.mark.parametrize("name", sorted(CODECS.builtin))
 def test_what_the_simulation_sees_is_what_receivers_decode(name, count):
     c, rng = codec(name), streams.generator(7, "codec")
-    weights, common = (rng.normal(0, 0.1, shape).astype(np.float32) for shape in ((3, count), count))
+    weights = rng.normal(0, 0.1, (3, count)).astype(np.float32)
     keys = streams.bits(7, "codec", 1, np.arange(3, dtype=np.uint64))
     sent = [c.encode(row, int(key)) for row, key in zip(weights, keys)]
     seen = np.array([c.decode(data, count) for data in sent], dtype=np.float32)
     assert {len(data) for data in sent} == {c.size(count)} and np.isfinite(seen).all()
     assert sent == [c.encode(row, int(key)) for row, key in zip(weights, keys)]
     np.testing.assert_array_equal(c.arrive(weights, keys), seen.reshape(3, count))
-    shifted = c.arrive(weights + common, keys, common)
-    np.testing.assert_allclose(shifted, seen.reshape(3, count) + common, atol=1e-2)
-
-
-@pytest.mark.parametrize("name", sorted(CODECS.builtin))
-def test_a_frame_survives_the_trip(name):
-    weights = np.random.default_rng(0).standard_normal(97).astype(np.float32)
-    c = codec(name)
-    data = pack(weights, c, round=7, sender=2**63 + 5)
-    assert len(data) == frame_size(c, 97) == HEADER_SIZE + c.size(97)
-    frame = unpack(data)
-    assert (frame.round, frame.sender, frame.codec) == (7, 2**63 + 5, name)
-
-
-@given(at=st.integers(0, 200), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_noticed(at, bit):
-    data = bytearray(pack(np.linspace(-1, 1, 42, dtype=np.float32), codec("fp32"), 3, 9))
-    data[at % len(data)] ^= 1 << bit
-    with pytest.raises(FrameError):
-        unpack(bytes(data))
-
-
-def test_truncated_and_foreign_bytes():
-    data = pack(np.ones(5, dtype=np.float32), codec("bf16"), 1, 1)
-    for broken in (b"", data[:10], data[:-1], data + b"x", b"PK\x03\x04" + data[4:]):
-        with pytest.raises(FrameError):
-            unpack(broken)
+    assert frame_size(c, count) == HEADER_SIZE + len(sent[0])
 
 
 def test_an_unknown_codec_is_named():

@@ -129,10 +129,3 @@ class Beliefs:
             loss=np.insert(new.loss, at[fresh], loss[fresh]),
             count=np.insert(new.count, at[fresh], count[fresh]),
         )
-
-    def placed(self, place: Ints, n: int) -> Beliefs:
-        """The same when center k is called ``place[k]`` from now on, among n."""
-        center, peer = np.divmod(self.key, self.n)
-        key = place[center] * n + place[peer]
-        order = np.argsort(key, kind="stable")
-        return Beliefs(n, self.prior, key[order], self.gain[order], self.loss[order], self.count[order])

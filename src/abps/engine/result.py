@@ -36,8 +36,7 @@ from abps.models.outcomes import foretold
 from abps.models.training import Training
 from abps.privacy.budget import PrivacyLedger
 from abps.release import VERSION
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 SCHEMA = "abps.run/1"
 

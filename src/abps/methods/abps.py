@@ -141,10 +141,6 @@ class State(Models):
 
     beliefs: Beliefs
 
-    def placed(self, place: Ints, n: int) -> State:
-        """With members at other indices."""
-        return replace(self, beliefs=self.beliefs.placed(place, n))
-
 
 @dataclass(frozen=True)
 class ABPS(PeerMethod):
@@ -177,11 +173,6 @@ class ABPS(PeerMethod):
     def capacity(self) -> int:
         """κ."""
         return self.selection.kappa
-
-    @property
-    def belief_prior(self) -> tuple[float, float]:
-        """Beta(alpha0, beta0)."""
-        return self.selection.prior
 
     def between_sites(self) -> str:
         """A user's code and declared groups stay in the simulation."""
@@ -262,9 +253,3 @@ class ABPS(PeerMethod):
         met = np.array([len(mine) > 0 for mine in partners])[:, None]
         smooth = lerp(models[:, :shared], before[:, :shared], self.smoothing)
         return np.concatenate([np.where(met, smooth, models[:, :shared]), models[:, shared:]], axis=1)
-
-    def evidence(self, context: Context, state: State) -> tuple[Ints, Floats, Floats, Floats]:
-        """Clipped utilities for and against every observed peer, and how many."""
-        beliefs = state.beliefs
-        mine = beliefs.key // beliefs.n == context.local_index[0]
-        return beliefs.key[mine] % beliefs.n, beliefs.gain[mine], beliefs.loss[mine], beliefs.count[mine]

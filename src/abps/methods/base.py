@@ -28,8 +28,7 @@ from abps.core import streams
 from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError, validate
 from abps.models.training import Training
-from abps.wire.codecs import NOTHING, codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 if TYPE_CHECKING:
     from abps.data.prepare import Prepared, Rows
@@ -58,14 +57,10 @@ Weighting = Literal["size", "uniform"]
 
 @dataclass(frozen=True)
 class Wire:
-    """The format of sent models: the codec, and how many last layers stay private.
-
-    reference: none (weights as they are) or start (differences from the common start, which all know).
-    """
+    """The format of sent models: the codec, and how many last layers stay private."""
 
     codec: str = "fp32"
     private_layers: int = 0
-    reference: Literal["none", "start"] = "none"
 
     def __post_init__(self) -> None:
         codec(self.codec)
@@ -78,10 +73,6 @@ class Wire:
     def payload(self, context: Context) -> int:
         """Bytes of the frame that carries one center's shared weights."""
         return frame_size(codec(self.codec), self.shared(context))
-
-    def base(self, start: Weights, count: int) -> Weights:
-        """(count,) what is subtracted before encoding and added again on arrival."""
-        return start[:count] if self.reference == "start" else np.zeros(count, dtype=np.float32)
 
     def deliver(self, context: Context, weights: Weights, t: int) -> Weights:
         """(r, count) the weights sent from here as the receivers decode them; t numbers the message."""
@@ -98,16 +89,13 @@ class Wire:
 
     def _arrived(self, context: Context, weights: Weights, keys: NDArray[np.uint64]) -> Weights:
         """(senders, count) as the receivers decode them; keys: (senders,) of the codec's random bits."""
-        common = NOTHING
-        if self.reference != "none":
-            common = self.base(context.learner.start, weights.shape[1])
         arrived = np.empty(weights.shape, dtype=np.float32)
         sent, seen = weights, arrived
         blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 32))
 
         def work(k: int) -> None:
             some = slice(int(blocks[k][0]), int(blocks[k][-1]) + 1)
-            codec(self.codec).arrive(sent[some], keys[some], common, seen[some])
+            codec(self.codec).arrive(sent[some], keys[some], seen[some])
 
         context.learner.each(work, len(blocks))
         return arrived
@@ -252,13 +240,6 @@ class Models:
 
     models: Weights
 
-    def placed(self, place: Ints, n: int) -> Any:
-        """The state when member k has the index ``place[k]`` from now on, among n members.
-
-        For states about peers; others stay as they are.
-        """
-        return self
-
 
 @dataclass(frozen=True)
 class Published:
@@ -327,11 +308,6 @@ class Method:
     def line(self) -> Wire:
         """The format of sent models."""
         return Wire()
-
-    @property
-    def belief_prior(self) -> tuple[float, float]:
-        """The Beta prior of methods that keep evidence about peers."""
-        return 0.0, 0.0
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:

@@ -44,11 +44,6 @@ class FedAvg(StarMethod):
         return self.wire
 
     @property
-    def remembers(self) -> bool:
-        """Smoothing and trust need the last average."""
-        return self.smoothing > 0 or self.aggregate == "trusted"
-
-    @property
     def adds(self) -> Adding | None:
         """A mean needs the sum alone; robust averages need every model."""
         return self.weighting if self.aggregate == "mean" else None

@@ -22,8 +22,7 @@ from abps.methods.coordinated import CoordinatedMethod
 from abps.methods.references import GlmExact
 from abps.models.learners import learner_for
 from abps.privacy.small_counts import least_rows
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 
 @dataclass(frozen=True)

@@ -157,10 +157,6 @@ class PeerMethod(Method, ABC):
         control = len(to) * bytes_of.CONTROL_MESSAGE * self.noted
         return Traffic(len(pairs) * payload, len(to) * payload, control)
 
-    def evidence(self, context: Context, state: Any) -> tuple[Ints, Floats, Floats, Floats]:
-        """(member, for, against, count) of the members that the first center here has observed."""
-        return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
-
 
 def agree(method: PeerMethod, context: Context, preferences: Preferences, t: int) -> MatchingPlan:
     """The matching when all centers are here."""

@@ -221,14 +221,6 @@ class GlmExact(StarMethod):
         """The round, and the coefficients."""
         return (1 + layout.size,)
 
-    def taken_in(self, state: Asked) -> int:
-        """The round of the coefficients that a center is asked about."""
-        return state.received
-
-    def answered(self, memory: RegressionMemory | None) -> int:
-        """The round in which coefficients were sent last."""
-        return 0 if memory is None else memory.asked
-
     def over(self, memory: RegressionMemory | None) -> bool:
         """Whether the coefficients are final."""
         return memory is not None and memory.done

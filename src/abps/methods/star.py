@@ -22,8 +22,7 @@ from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.methods.base import Context, Floats, Ints, Kind, Method, Wire
 from abps.privacy import fixed_point
 from abps.privacy.fixed_point import NUMBER, protocol_bytes
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 if TYPE_CHECKING:
     from abps.models.layout import Layout
@@ -99,11 +98,6 @@ class StarMethod(Method, ABC):
         return chosen
 
     @property
-    def remembers(self) -> bool:
-        """Whether what the server does depends on the rounds before."""
-        return self.keeps is not None
-
-    @property
     def adds(self) -> Adding | None:
         """How the server adds up what was sent, if it needs nothing but the sum; none: it needs more."""
         return None
@@ -138,14 +132,6 @@ class StarMethod(Method, ABC):
     @abstractmethod
     def receive(self, context: Context, state: Any, trained: Any, down: tuple[Weights, ...], t: int) -> Any:
         """The state after what came down: per message (columns,), or (r, columns) where each got its own."""
-
-    def taken_in(self, state: Any) -> int:
-        """The round of the server's last answer that a center has, of a method that ``asks``; 0: of none."""
-        return 0
-
-    def answered(self, memory: Any) -> int:
-        """The round in which the server answered last, of a method that ``asks``; 0: it has not."""
-        return 0
 
     def over(self, memory: Any) -> bool:
         """Whether the server has nothing more to ask."""

@@ -1,9 +1,7 @@
 """Any state as bytes and back: a frozen dataclass of arrays, numbers, words and more of the same.
 
 What is written is a list of names and numbers (JSON), then the arrays as they are in memory: nothing that
-could be executed. Reading follows the types that the dataclasses declare. Members stand in it by their
-places, so the list of members belongs to what is written; :meth:`abps.methods.base.Models.placed` moves it to
-another list.
+could be executed. Reading follows the types that the dataclasses declare.
 """
 
 from __future__ import annotations

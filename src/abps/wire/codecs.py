@@ -24,10 +24,6 @@ Singles = NDArray[np.float32]
 Keys = NDArray[np.uint64]
 
 
-#: Weights travel as they are, not as differences.
-NOTHING: Final = np.zeros(0, dtype=np.float32)
-
-
 @runtime_checkable
 class Codec(Protocol):
     """How a vector of weights is written."""
@@ -49,13 +45,9 @@ class Codec(Protocol):
     def decode(self, data: bytes, count: int) -> Singles:
         """Bytes to (count,)."""
 
-    def arrive(
-        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
-    ) -> Singles:
-        """(senders, count) as the receivers see them; ``keys``: (senders,) the messages' streams.
-
-        base: (count,) what both sides know: differences from it travel.  out: where to write.
-        """
+    def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
+        """(senders, count) as the receivers see them; ``keys``: (senders,) the messages' streams.  out: where
+        to write."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +69,10 @@ class Float32:
         """The same numbers back."""
         return np.frombuffer(data, dtype="<f4", count=count).astype(np.float32)
 
-    def arrive(
-        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
-    ) -> Singles:
+    def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
         """Unchanged."""
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
-        out[:] = weights - base + base if len(base) else weights
+        out[:] = weights
         return out
 
 
@@ -106,13 +96,11 @@ class BFloat16:
         half = np.frombuffer(data, dtype="<u2", count=count)
         return (half.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
-    def arrive(
-        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
-    ) -> Singles:
+    def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
         """Rounded to eight bits of precision."""
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
         for k, row in enumerate(weights):  # one sender at a time: its weights stay in the cache
-            out[k] = round_bfloat16(row - base) + base if len(base) else round_bfloat16(row)
+            out[k] = round_bfloat16(row)
         return out
 
 
@@ -176,17 +164,14 @@ class Integers:
         codes = flat.reshape(count, self.bits) @ (1 << np.arange(self.bits - 1, -1, -1))
         return (codes - self.top).astype(np.float32) * np.repeat(scale, BLOCK)[:count]
 
-    def arrive(
-        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
-    ) -> Singles:
+    def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
         """Rounded at random to the codes of their block."""
         if keys is None:
             raise ValueError(f"{self.name} rounds at random and needs the messages' keys")
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
         for k, row in enumerate(weights):
-            codes, scale = self._round(row - base if len(base) else row, int(keys[k]))
-            seen = codes * np.repeat(scale, BLOCK)[: len(row)]
-            out[k] = seen + base if len(base) else seen
+            codes, scale = self._round(row, int(keys[k]))
+            out[k] = codes * np.repeat(scale, BLOCK)[: len(row)]
         return out
 
     def _round(self, weights: Singles, key: int) -> tuple[Singles, Singles]:
@@ -244,6 +229,15 @@ CODECS: Final = Registry[Codec](
     _codec,
     "an object with name, number, size, encode, decode and arrive as in abps.wire.codecs.Codec",
 )
+
+
+#: Bytes before a message's weights: magic, version, codec, round, count, sender, length, checksum.
+HEADER_SIZE: Final = 32
+
+
+def frame_size(codec: Codec, count: int) -> int:
+    """Bytes of a message with ``count`` weights."""
+    return HEADER_SIZE + codec.size(count)
 
 
 def codec(name: str) -> Codec:

@@ -11,8 +11,7 @@ from abps.lab.rivals.choosing import drawn
 from abps.lab.rivals.dac import DAC, passed_on, zscores
 from abps.lab.rivals.pens import PENS
 from abps.models.metrics import labels_of, log_loss
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 
 def test_without_tau_it_is_random_pulling_to_the_last_byte(tiny) -> None:

@@ -13,8 +13,7 @@ from abps.lab.rivals.ehrfl import EHRFL, nearest
 from abps.lab.rivals.fedfomo import FedFomo, gains, positive_shares
 from abps.methods.base import Models
 from abps.methods.peers import Received
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 
 def test_weights() -> None:

@@ -17,8 +17,7 @@ from abps.methods.fedavg import FedAvg
 from abps.methods.star import Server
 from abps.models.metrics import labels_of, log_loss
 from abps.models.training import Training
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 from federations import tiny as make
 
 

@@ -10,8 +10,7 @@ from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import drawn
 from abps.lab.rivals.pens import PENS, best_of, neighbours
 from abps.models.metrics import labels_of, log_loss
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 
 def test_the_best_of_those_heard() -> None:

@@ -12,8 +12,7 @@ from abps.engine.rounds import RunState
 from abps.lab.rivals.pfedgraph import PFedGraph, collaboration, likeness, nearest_shares
 from abps.methods.base import Wire
 from abps.methods.fedavg import FedAvg
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.codecs import codec, frame_size
 
 SIZES = np.array([40.0, 60.0, 100.0, 10.0])
 

@@ -89,10 +89,3 @@ def trail_with(score: Floats, count: Floats | None = None) -> Callable[[Matching
         return found, nothing, nothing if count is None else count[center, peer]
 
     return lambda plan: trail_of(plan, numbers)
-
-
-def in_place(table: Floats, place: Ints, n: int) -> Floats:
-    """(r, n) a table over members whose member k is called ``place[k]`` from now on; 0 for new ones."""
-    moved = np.zeros((len(table), n))
-    moved[:, place] = table
-    return moved

@@ -59,11 +59,6 @@ class ClusteredFedAvg(FedAvg):
         return tried(self, separation=(0.1, 0.3))
 
     @property
-    def remembers(self) -> bool:
-        """Displacements start at the last average."""
-        return True
-
-    @property
     def adds(self) -> Adding | None:
         """The server looks at every model."""
         return None

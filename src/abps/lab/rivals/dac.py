@@ -13,7 +13,7 @@ raw scores leave one choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, Links, drawn, in_place, losses, trail_with
+from abps.lab.rivals.choosing import Judge, Links, drawn, losses, trail_with
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
@@ -36,10 +36,6 @@ class State(Models):
 
     score: Floats
     count: Floats
-
-    def placed(self, place: Ints, n: int) -> State:
-        """With members in other places; nothing is known of new ones."""
-        return replace(self, score=in_place(self.score, place, n), count=in_place(self.count, place, n))
 
 
 @dataclass(frozen=True)

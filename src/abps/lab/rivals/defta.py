@@ -55,13 +55,6 @@ class State(Models):
     best_loss: Floats
     received: WeightedTransfers | None
 
-    def placed(self, place: Ints, n: int) -> State:
-        """With members in other places; new ones are neither trusted nor distrusted."""
-        confidence = np.zeros((len(self.confidence), n))
-        confidence[:, place] = self.confidence
-        received = self.received and replace(self.received, sender=place[self.received.sender])
-        return replace(self, confidence=confidence, received=received)
-
 
 @dataclass(frozen=True)
 class DeFTA(PeerMethod):

@@ -13,7 +13,7 @@ A bound from above, not a rival in bytes: the first search hears n - 1 models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,9 @@ from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, drawn, in_place, trail_with
+from abps.lab.rivals.choosing import Judge, drawn, trail_with
 from abps.lab.rivals.several_models import losses_of
-from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.base import Context, Floats, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 
@@ -38,10 +38,6 @@ class State(Models):
 
     kept: Floats
     searches: int
-
-    def placed(self, place: Ints, n: int) -> State:
-        """With members in other places; new ones were not found."""
-        return replace(self, kept=in_place(self.kept, place, n))
 
 
 @dataclass(frozen=True)

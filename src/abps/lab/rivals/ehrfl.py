@@ -31,10 +31,6 @@ class State(Models):
 
     near: Ints
 
-    def placed(self, place: Ints, n: int) -> State:
-        """With members in other places."""
-        return replace(self, near=np.where(self.near >= 0, place[self.near], -1))
-
 
 @dataclass(frozen=True)
 class EHRFL(PeerMethod):

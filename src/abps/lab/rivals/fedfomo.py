@@ -16,7 +16,7 @@ centers ask each other. The models are the same, the bytes are not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, in_place, losses, own_losses, trail_with
+from abps.lab.rivals.choosing import Judge, losses, own_losses, trail_with
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
@@ -35,10 +35,6 @@ class State(Models):
     """models: (r, P).  preference: (r, n)."""
 
     preference: Floats
-
-    def placed(self, place: Ints, n: int) -> State:
-        """With members in other places; new ones are neither preferred nor shunned."""
-        return replace(self, preference=in_place(self.preference, place, n))
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,6 @@ class IFCA(StarMethod):
         """The wire."""
         return self.wire
 
-    @property
-    def remembers(self) -> bool:
-        """A cluster that nobody chose stays as it was."""
-        return True
-
     def sharing(self, context: Context) -> int:
         """A cluster."""
         return max(2, context.n // self.clusters)

@@ -12,7 +12,7 @@ With many centers and few rounds "more often than chance" means "once": half of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, drawn, in_place, losses, trail_with
+from abps.lab.rivals.choosing import Judge, drawn, losses, trail_with
 from abps.methods.averaging import shares
 from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
@@ -34,10 +34,6 @@ class State(Models):
     """models: (r, P).  chosen: (r, n) how often each center chose each member in the first phase."""
 
     chosen: Floats
-
-    def placed(self, place: Ints, n: int) -> State:
-        """With members in other places; new ones were never chosen."""
-        return replace(self, chosen=in_place(self.chosen, place, n))
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,6 @@ class Scaffold(StarMethod):
         """Whole models."""
         return Wire(self.codec)
 
-    @property
-    def remembers(self) -> bool:
-        """The server steps from where it was."""
-        return True
-
     def init(self, context: Context) -> State:
         """The common start, all control variates zero."""
         start = context.common_start()

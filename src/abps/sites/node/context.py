@@ -95,9 +95,6 @@ class SiteContext:
             self.roster = tuple(sorted(members))
             self.rows = dict(rows)
             everybody = tuple(sorted({*members, *self.members}))
-            if self.store.round:
-                place = np.array([everybody.index(member) for member in self.members], dtype=np.int64)
-                self.state = self.state.placed(place, len(everybody))
             self.members = everybody
             self._derived = None
             if not self.store.round:
