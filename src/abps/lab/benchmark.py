@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -226,27 +227,28 @@ def benchmark(
 def _measured_part(
     federation: Federation, methods: Sequence[str], seeds: Sequence[int], place: Path | None, setup: Setup
 ) -> _Part:
-    """One study per model, and the measures of all of them together."""
-    by_model: dict[str, list[str]] = {setup.model: []}
+    """Studies of the references, and of methods with the same settings; the measures of all together.
+
+    What a study's settings are depends on a method alone, so that methods can be added to a folder.
+    """
+    groups: dict[tuple[str, bool], list[str]] = {}
     for method in methods:
         name, _, model = method.partition("@")
         if name not in BESIDE:
-            by_model.setdefault(model or setup.model, []).append(name)
-    runs: dict[str, list[Run]] = {}
-    for model, asked in by_model.items():
-        first = model == setup.model
-        study = compare(
-            federation,
-            asked,
-            seeds,
-            model=model if any("model" in names(find(name)) for name in asked) else None,
-            settings={"codec": setup.codec} if any("codec" in names(find(name)) for name in asked) else {},
-            folds=setup.folds,
-            out=None if place is None else place if first else place.with_name(f"{place.name}-{model}"),
-            jobs=setup.jobs,
-            references=BESIDE if first else (),
-        )
-        runs |= {label if first else f"{label}@{model}": own for label, own in _by_label(study).items()}
+            sends = "codec" in names(find(name))
+            groups.setdefault((model or setup.model, sends), []).append(name)
+    how: dict[str, Any] = {"folds": setup.folds, "jobs": setup.jobs, "references": False}
+
+    def folder(suffix: str) -> Path | None:
+        return None if place is None else place.with_name(f"{place.name}{suffix}")
+
+    runs = _by_label(compare(federation, BESIDE, seeds, out=folder("-references"), **how))
+    for (model, sends), asked in groups.items():
+        other = "" if model == setup.model else f"@{model}"
+        suffix = f"{other.replace('@', '-')}{'' if sends else '-sums'}"
+        settings = {"codec": setup.codec} if sends else {}
+        study = compare(federation, asked, seeds, model=model, settings=settings, out=folder(suffix), **how)
+        runs |= {f"{label}{other}": own for label, own in _by_label(study).items()}
     whole = {label: found for label, found in runs.items() if len(found) == len(seeds)}
     frames = {label: [run.row_scores for run in found] for label, found in whole.items()}
     centers = next(iter(whole.values()))[0].data.centers
