@@ -1,6 +1,7 @@
 """Runs that go on: callbacks, checkpoints, warm starts, and centers drawn for every round."""
 
 import numpy as np
+import polars as pl
 import pytest
 
 import abps
@@ -68,6 +69,23 @@ def test_a_callback_sees_every_round_and_may_end_the_run(icu):
     assert np.array_equal(reports[-1].validation, last["validation"].to_numpy())
     assert sum(r.bytes for r in reports) == run.bytes.all
     assert np.array_equal(reports[-1].models, run.models) and reports[0].centers == icu.centers
+
+
+def test_histories_are_frames_also_in_folds(icu):
+    run = abps.simulate(icu, "fedavg", rounds=3)
+    rounds = run.round_history()
+    assert rounds.columns == ["round", "validation", "test", "bytes", "rest"] and rounds.height == 3
+    assert rounds["bytes"].sum() == run.history.directed_bytes[-1] + run.history.control_bytes[-1]
+    means = (
+        run.center_history()
+        .with_columns(pl.col("test").fill_nan(None))
+        .select("round", "test")
+        .group_by("round")
+        .mean()
+    )
+    assert np.allclose(means.sort("round")["test"], rounds["test"])
+    ((_, folded),) = abps.compare(icu, ["fedavg"], [1], rounds=2, folds=3, references=False).runs
+    assert folded.center_history().height == 3 * 2 * icu.size
 
 
 def test_a_warm_start_begins_where_the_other_run_ended(icu, tmp_path):

@@ -158,7 +158,10 @@ def _fold_scores(
             scored_centers=main.scored_centers,
             per_center=main.per_center,
         )
-    return scores | {"scored": scored}, RunArtifacts(scores=frame, answers=logits)
+    rounds = pl.concat(
+        [run.center_history().with_columns(fold=pl.lit(k, pl.UInt8)) for k, run in enumerate(runs)]
+    )
+    return scores | {"scored": scored}, RunArtifacts(scores=frame, centers=rounds, answers=logits)
 
 
 def _together(parts: list[Segments]) -> Segments:

@@ -229,8 +229,23 @@ class Run:
         """What every center has spent, of a private run that was just computed."""
         return self.artifacts.privacy
 
+    def round_history(self) -> pl.DataFrame:
+        """One row per round: round, validation and test (mean main score), bytes in it, rest (share)."""
+        history = self.history
+        spent = np.add(history.directed_bytes, history.control_bytes)
+        return pl.DataFrame(
+            {
+                "round": np.arange(1, len(history.auroc) + 1),
+                "validation": history.validation_auroc,
+                "test": history.auroc,
+                "bytes": np.diff(spent, prepend=0),
+                "rest": history.rest,
+            }
+        )
+
     def center_history(self) -> pl.DataFrame:
-        """One row per round and center: round, center, validation, test (the main score), rest (why)."""
+        """One row per round and center: round, center, validation, test (the main score), rest (why); in
+        folds also the fold."""
         return _table(self.artifacts.centers, "rounds")
 
     def predictions(self) -> pl.DataFrame:
