@@ -16,6 +16,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import abps
 from abps.core.errors import RequestError
+from abps.data.memory import frame_of
+from abps.data.prepare import prepare
+from abps.methods.settings import configure
+from abps.models.learners import learner_for
 
 HOSPITALS = np.array(["north", "south", "west"])
 
@@ -59,7 +63,8 @@ def test_several_classes_agree_with_a_multinomial_regression():
     rng = np.random.default_rng(6)
     x = rng.normal(size=(6000, 2))
     y = np.argmax(x @ np.array([[1, 0, -1], [0, 1, 0]]) + rng.gumbel(size=(6000, 3)), axis=1)
-    ours = abps.ABPSClassifier(model="linear").fit(x, y).predict_proba(x)
+    plain = abps.ABPSClassifier(model="linear", settings={"interactions": False})
+    ours = plain.fit(x, y).predict_proba(x)
     assert np.abs(ours - LogisticRegression(C=1e6).fit(x, y).predict_proba(x)).max() < 0.02
 
 
@@ -120,3 +125,19 @@ def test_wrong_requests_say_what_to_do(settings, arguments, says):
 def test_one_class_is_refused():
     with pytest.raises(RequestError, match="one class alone"):
         abps.ABPSClassifier().fit([[1.0], [2.0]], [1, 1])
+
+
+def test_predictions_with_pairs_of_columns_are_those_of_the_engine():
+    rng = np.random.default_rng(8)
+    x, where = rng.normal(size=(6000, 3)), np.arange(6000) % 4
+    chance = expit(x[:, 0] + x[:, 1] - 1.5 * np.minimum(x[:, 0], x[:, 1]) + where / 2)
+    y = (rng.random(6000) < chance).astype(int)
+    ours = abps.ABPSClassifier(seed=3).fit(x, y, groups=where)
+    said = ours.predict_proba(x, groups=where)[:, 1]
+    assert np.abs(said - chance).mean() < 0.05
+    names, how = tuple("abcd"), configure("abps-plus").training
+    made = abps.Federation("X", frame_of(x), y.astype(float), where.astype(np.int32), names)
+    data = prepare(made, 3, None, np.zeros(6000, np.int8), how.standardise, how.splines)
+    assert ours.models_.shape[1] > data.width + 1  # pairs are there
+    theirs = learner_for(data, how, 3).logits(ours.models_[:-1].astype(np.float32), data.train)
+    assert np.allclose(expit(theirs.values), said[data.train.place], atol=1e-4)

@@ -23,8 +23,9 @@ from abps.data.prepare import Prepared, prepare
 from abps.data.splines import design_of
 from abps.engine.rounds import RunState
 from abps.methods.base import Context
-from abps.methods.plus_state import as_models
+from abps.methods.plus_state import as_models, local_of
 from abps.methods.settings import configure
+from abps.models.interactions import pair_logits
 from abps.models.learners import learner_for
 from abps.models.native.blas import BLAS
 
@@ -109,7 +110,8 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
                 run, _ = run.round(t)
                 if config.finished(run.state):
                     break
-        common = as_models(run.state.fit.point[None], run.context.derived)
+        local = local_of(run.context, run.state)
+        common = as_models(run.state.fit.point[None], local, run.state.pairs)
         self.models_ = np.concatenate([run.state.models, common]).astype(np.float64)
         self.bytes_ = run.ledger.spent.directed + run.ledger.spent.control
         assert data.book is not None
@@ -130,9 +132,10 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
         terms, outputs = mix.shape
         answers = np.empty((len(x), outputs))
         for k in np.unique(which):
-            mine, model = which == k, self.models_[k]
-            coefficients = model[: terms * x.shape[1]].reshape(terms, -1)
-            answers[mine] = x[mine].astype(np.float64) @ coefficients.T @ mix + model[-outputs:]
+            mine = x[which == k].astype(np.float64)
+            slopes, level, pairs = np.split(self.models_[k], np.cumsum([terms * x.shape[1], outputs]))
+            linear = mine @ slopes.reshape(terms, -1).T @ mix + level
+            answers[which == k] = linear + pair_logits(pairs, mine, self._book.outcome.mix)
         if outputs > 1:
             return np.asarray(softmax(answers, axis=1))
         event = expit(answers[:, 0])
