@@ -1,0 +1,81 @@
+"""Every public name has an example on the page of the API, and the examples are true and typed."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import abps
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "api.md"
+
+USER = '''
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+import abps
+
+
+def probabilities(table: pl.DataFrame, hospital: NDArray[np.str_]) -> NDArray[np.float64]:
+    """What a user writes."""
+    classifier = abps.ABPSClassifier(model="linear").fit(table, table["died"], groups=hospital)
+    return classifier.predict_proba(table, groups=hospital)
+
+
+def report(file: str) -> list[str]:
+    federation: abps.Federation = abps.federation(file, label="died", center="hospital")
+    warnings: tuple[str, ...] = abps.check(file, "died", "hospital").warnings
+    run: abps.Run = abps.simulate(federation, "fedavg", seed=3, callback=lambda r: r.round > 2)
+    study: abps.Study = abps.compare(federation, ["fedavg", abps.find("abps-plus")], seeds=[1], model="gam")
+    frame: pl.DataFrame = study.frame()
+    effects: pl.DataFrame = abps.regress(frame, "died", "hospital", "age").frame()
+    abps.fit(federation).models[0].predict_proba(frame)
+    abps.load_run("x").save("y")
+    return [*warnings, run.measure, str(effects.height), str(len(abps.load_study("x").runs))]
+'''
+
+WRONG = '''
+import abps
+
+run: int = abps.simulate(abps.load("icu-synthetic"), "fedavg")
+abps.federation("x.csv", label="died", center="hospital").sizes
+abps.compare(abps.load("icu-synthetic"), ["fedavg"], fold=3)
+'''
+
+
+def test_every_name_has_a_section_with_an_example_that_uses_it():
+    text = PAGE.read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^### `abps\.(\w+)`\n(.*?)(?=^##|\Z)", text, re.M | re.S))
+    assert set(sections) == set(abps.__all__)
+    for name, section in sections.items():
+        examples = doctest.DocTestParser().get_examples(section)
+        used = rf"\babps\.{name}\b"
+        assert any(re.search(used, example.source) for example in examples), f"no example of abps.{name}"
+
+
+def test_the_examples_are_true(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testfile(str(PAGE), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.attempted > 40 and not found.failed
+
+
+def mypy(tmp_path, text):
+    (tmp_path / "user.py").write_text(text)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file", "", "user.py"]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_users_script_passes_a_strict_type_checker(tmp_path, monkeypatch):
+    pytest.importorskip("mypy")
+    monkeypatch.setenv("MYPYPATH", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    good = mypy(tmp_path, USER)
+    assert good.returncode == 0, good.stdout
+    wrong = mypy(tmp_path, WRONG).stdout
+    assert 'has type "Run"' in wrong and 'no attribute "sizes"' in wrong and '"fold"' in wrong
