@@ -39,13 +39,13 @@ def report(file: str) -> list[str]:
     return [*warnings, run.measure, str(effects.height), str(len(abps.load_study("x").runs))]
 '''
 
-WRONG = '''
+WRONG = """
 import abps
 
 run: int = abps.simulate(abps.load("icu-synthetic"), "fedavg")
 abps.federation("x.csv", label="died", center="hospital").sizes
 abps.compare(abps.load("icu-synthetic"), ["fedavg"], fold=3)
-'''
+"""
 
 
 def test_every_name_has_a_section_with_an_example_that_uses_it():

@@ -88,6 +88,25 @@ def test_all_has_every_extra_that_users_need():
     assert set(everything[5:-1].split(",")) == set(extras) - {"all", "docs", "test"}
 
 
+def test_the_default_install_needs_no_extra():
+    """Without the modules of extras all can be imported but the real federation, its keys and the app."""
+    code = """
+import importlib, pkgutil, sys
+extras = ("cryptography nvflare psutil onnx onnxruntime dp_accounting fastexcel submitit mlflow tensorboard "
+          "starlette uvicorn multipart pandas statsmodels lifelines")
+sys.modules.update(dict.fromkeys(extras.split()))
+import abps
+for name in abps.__all__:
+    getattr(abps, name)
+apart = ("abps.sites", "abps.privacy.secure_sum", "abps.app", "abps.cli.site_", "abps.__main__")
+for module in pkgutil.walk_packages(abps.__path__, "abps."):
+    if not module.name.startswith(apart):
+        importlib.import_module(module.name)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_it_runs_from_the_wheel_alone(wheel, tmp_path):
     target = tmp_path / "target"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -21,9 +22,10 @@ from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_t
 from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
 from abps.fitted.guidelines import front_matter
 from abps.fitted.portable import to_onnx
-from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.sitefile import SiteFile
-from abps.sites.store.store import Store
+
+if TYPE_CHECKING:
+    from abps.sites.consent.sitefile import SiteFile
+    from abps.sites.store.store import Store
 
 
 def check_new(out: Path) -> None:
@@ -90,6 +92,8 @@ MEASURED = (
 
 def site_model(store: Store, own: SiteFile) -> FitResult:
     """A site's final model, with the evaluation on its own rows: nothing of it was seen by others."""
+    from abps.sites.consent.agreement import Agreement  # whose keys come with abps[flare]
+
     facts = store.facts()
     if "codebook" not in facts:
         raise RequestError(
