@@ -14,7 +14,7 @@ import abps
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import prepare
-from abps.data.scales import Scale, agree, summarise
+from abps.data.scales import Scale, agree, summaries
 from abps.data.splines import bends, design_of, terms_of
 from abps.methods.catalog import CATALOG
 from abps.methods.settings import configure
@@ -45,7 +45,7 @@ def test_a_center_takes_the_same_steps_alone_as_among_others():
 
 
 def scale_of(values: np.ndarray) -> Scale:
-    return agree({"a": summarise(("x",), values[None])}).scales["x"]
+    return agree({"a": summaries(("x",), values[None], np.array([0, len(values)]))[0]}).scales["x"]
 
 
 def test_terms_span_the_piecewise_linear_functions_with_straight_tails():
