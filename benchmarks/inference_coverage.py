@@ -36,7 +36,9 @@ class World:
 
     run, run_center: standard deviation of what one training run adds at all hospitals, and at one.
     lda: whether models are trained; then ``spread`` is that of the hospitals' coefficients.
-    stays: rows per patient.
+    stays: rows per patient.  law: of true gains: normal, heavy (Student's t with 3 degrees of freedom), two
+    (hospitals that gain 0.05 more and hospitals that gain 0.05 less).  pooled: the method trains one model
+    for all instead of mixing a hospital's own with that of all.
     """
 
     name: str
@@ -51,6 +53,8 @@ class World:
     null: bool = False
     features: int = 8
     stays: int = 1
+    law: str = "normal"
+    pooled: bool = False
 
 
 WORLDS = [
@@ -61,6 +65,9 @@ WORLDS = [
     World("gain, one repeat", gain=0.03, repeats=1),
     World("large gain", gain=0.08),
     World("no gain on average", gain=0.0, spread=0.03),
+    World("loss", gain=-0.03),
+    World("heavy tails", gain=0.01, spread=0.02, law="heavy"),
+    World("two kinds of hospitals", gain=0.01, spread=0.01, law="two"),
     World("15 hospitals", centers=15),
     World("6 large hospitals", centers=6, events=120.0),
     World("230 small hospitals", centers=230, events=8.0, gain=0.01),
@@ -69,6 +76,7 @@ WORLDS = [
     World("lda null", lda=True, null=True, spread=0.3),
     World("lda, hospitals alike", lda=True, spread=0.1),
     World("lda, hospitals differ", lda=True, spread=0.5),
+    World("lda, one model for all", lda=True, spread=0.5, events=60.0, pooled=True),
     World("lda, one repeat", lda=True, spread=0.3, repeats=1),
     World("lda, 100 small hospitals", lda=True, spread=0.3, centers=100, events=10.0),
     World("lda, 10 hospitals, many features", lda=True, spread=0.3, centers=10, features=25),
@@ -122,12 +130,20 @@ def noise_of(rng, person, stays, width=None):
     return own if stays == 1 else (own + rng.normal(size=shape)[person]) / np.sqrt(2.0)
 
 
+def true_gains(rng, world, count):
+    """(count,) true gains about their mean."""
+    if world.law == "heavy":
+        return world.spread * rng.standard_t(3, count)
+    apart = rng.choice([-0.05, 0.05], count) if world.law == "two" else 0.0
+    return apart + rng.normal(0, world.spread, count)
+
+
 def draw_scores(rng, world, center, y, person, fold):
     """Scores with a known AUROC per hospital and run, and an intercept of every model's own."""
     C, runs = world.centers, world.repeats * FOLDS
     base = np.clip(rng.normal(0.78, 0.04, C), 0.6, 0.9)
-    truth = rng.normal(world.gain, world.spread, C)
-    further = float(rng.normal(world.gain, world.spread))
+    *truth, further = world.gain + true_gains(rng, world, C + 1)
+    truth = np.array(truth)
     common, local = rng.normal(0, world.run, (2, runs, 1)), rng.normal(0, world.run_center, (2, runs, C))
     area = np.clip(np.stack([base + truth, base])[:, None] + common + local, 0.51, 0.985)
     signal = np.sqrt(2.0) * ndtri(area)  # (2, runs, C)
@@ -140,18 +156,19 @@ def draw_scores(rng, world, center, y, person, fold):
             z = np.sqrt(0.6) * shared + np.sqrt(0.3) * own[k] + np.sqrt(0.1) * luck
             scores[k].append(signal[k][run, center] * y + z + rng.normal(0, 1, runs)[run])
     here = (area[0] - area[1]).mean(axis=0)
-    return *(np.concatenate(s) for s in scores), truth, here, world.gain, further
+    return *(np.concatenate(s) for s in scores), truth, here, world.gain, float(further)
 
 
-def lda_models(m1, m0, size, noise, null):
+def lda_models(m1, m0, size, noise, world):
     """(…, C, p) coefficients of the method and of its rival: class means of all hospitals mixed with a
-    hospital's own, against its own alone; in a null world both mix alike and differ by their noise."""
+    hospital's own (or one for all), against its own alone; in a null world both mix alike and differ by
+    their noise."""
     own = m1 - m0
     weight = size / size.sum(axis=-1, keepdims=True)
     pooled = (weight[..., None] * own).sum(axis=-2, keepdims=True)
-    share = (size / (size + 40.0))[..., None]
+    share = 0.0 if world.pooled else (size / (size + 40.0))[..., None]
     mixed = share * own + (1.0 - share) * pooled
-    return mixed + noise[0], (mixed if null else own) + noise[1]
+    return mixed + noise[0], (mixed if world.null else own) + noise[1]
 
 
 def lda_area(w, theta):
@@ -176,7 +193,7 @@ def draw_lda(rng, world, center, y, person, fold):
             np.add.at(m1, center[~out & (y == 1)], x[~out & (y == 1)])
             np.add.at(m0, center[~out & (y == 0)], x[~out & (y == 0)])
             noise = seed_noise * rng.normal(size=(2, 1, p))
-            models = lda_models(m1 / n1[:, None], m0 / n0[:, None], n1.astype(float), noise, world.null)
+            models = lda_models(m1 / n1[:, None], m0 / n0[:, None], n1.astype(float), noise, world)
             here.append(lda_area(models[0], theta) - lda_area(models[1], theta))
             for j in range(2):
                 got[j, out] = (x[out] * models[j][center[out]]).sum(axis=1) + rng.normal()
@@ -203,7 +220,7 @@ def expected_lda(rng, world, theta, n1, n0, seed_noise, draws=200):
     m1 = theta + rng.normal(size=(draws, C, p)) * np.sqrt(fewer / (0.8 * n1))[:, None]
     m0 = rng.normal(size=(draws, C, p)) * np.sqrt(fewer / (0.8 * n0))[:, None]
     noise = seed_noise * rng.normal(size=(2, draws, 1, p))
-    models = lda_models(m1, m0, np.broadcast_to(0.8 * n1, (draws, C)), noise, world.null)
+    models = lda_models(m1, m0, np.broadcast_to(0.8 * n1, (draws, C)), noise, world)
     return (lda_area(models[0], theta) - lda_area(models[1], theta)).mean(axis=0)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from abps.core import streams
 from abps.evaluate.hospitals import Mixture, hospital_gains
@@ -26,6 +27,7 @@ from abps.evaluate.paired import (
     loss_values,
     paired_cells,
     placements,
+    variance_trend,
 )
 from abps.evaluate.verdicts import (
     Cause,
@@ -185,6 +187,28 @@ def test_loss_cells_are_means_with_the_usual_variance():
         assert cells.variance[c] == pytest.approx(own.var(ddof=1) / len(own))
 
 
+def test_variances_follow_their_size_as_a_gamma_regression_says():
+    """The trend is the optimum that SciPy finds; of equal hospitals it is their mean."""
+    rng = numbers(21)
+    freedom, x = rng.integers(3, 60, 80).astype(float), rng.normal(-3, 1, 80)
+    seen = np.exp(-4 + 0.8 * x) * rng.chisquare(freedom) / freedom
+
+    def penalised(beta):
+        log = beta[0] + beta[1] * (x - freedom @ x / freedom.sum())
+        return (0.5 * freedom * (log + seen * np.exp(-log))).sum() + 0.5 * (beta[1] / 0.5) ** 2
+
+    best = optimize.minimize(
+        penalised, [-6.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-9}
+    ).x
+    found = variance_trend(seen, freedom, x)
+    np.testing.assert_allclose(
+        np.log(found), best[0] + best[1] * (x - freedom @ x / freedom.sum()), atol=1e-4
+    )
+    np.testing.assert_allclose(variance_trend(np.full(9, 0.3), np.ones(9), np.zeros(9)), 0.3)
+    two = variance_trend(np.array([1.0, 3.0]), np.array([1.0, 3.0]), np.array([0.0, 5.0]))
+    np.testing.assert_allclose(two, 2.5)
+
+
 def test_repeated_patients_and_patients_of_two_hospitals_widen_the_interval():
     rng = numbers(6)
     half = 1000
@@ -228,7 +252,7 @@ def test_interval_is_made_of_the_documented_parts():
     gain = average_gain(cells, fold_inflation(5))
     v, f = cells.moderated
     assert gain.estimate == pytest.approx(cells.gain.mean())
-    assert gain.patients == pytest.approx(1.25 * v.sum() / 36)
+    assert gain.patients == pytest.approx(1.125 * v.sum() / 36)
     assert gain.between == pytest.approx(cells.gain.var(ddof=1) / 6)
     assert gain.patient_freedom == pytest.approx(v.sum() ** 2 / (v**2 / f).sum())
     e = cells.weight / cells.weight.sum(axis=0) / 6 * (cells.cell - cells.gain)
@@ -282,7 +306,7 @@ def test_hospitals_without_a_class_do_not_count():
 
 
 def test_inflation():
-    assert fold_inflation(5) == 1.25 and split_inflation(15, 70) == pytest.approx(1 + 15 / 70)
+    assert fold_inflation(5) == 1.125 and split_inflation(15, 70) == pytest.approx(1 + 15 / 70)
 
 
 # ------------------------------------------------------------------------------------------ hospitals
@@ -298,31 +322,31 @@ def test_mixture_agrees_with_scipy():
 
 
 def test_posterior_is_that_of_numerical_integration():
-    """The same model by brute force: a grid over mu, slope and tau, with exact mixtures of normal laws."""
+    """The same model by brute force: a grid over mu, slope, tau and the share of the variance that is true,
+    with exact mixtures of normal laws."""
     rng = numbers(12)
     gain = rng.normal(0.04, 0.03, 6)
     gain[2] = -0.1
     cells = made_cells(gain, 0.03, events=np.array([20, 30, 40, 60, 100, 200.0]))
     found = hospital_gains(cells, inflation=1.0)
     v, f = cells.moderated
-    noise = v * f / (f - 2)
     x = 1 / cells.events
     x = (x - x.mean()) / x.std()
-    from abps.evaluate.hospitals import TAUS
+    from abps.evaluate.hospitals import SHARES, TAUS
 
     mu, slope = np.meshgrid(np.linspace(-0.2, 0.25, 91), np.linspace(-0.15, 0.15, 61), indexing="ij")
+    where = mu[..., None] + slope[..., None] * x
     total, first = 0.0, np.zeros(6)
-    for k, tau in enumerate(TAUS):
+    for part, (k, tau) in itertools.product(SHARES, enumerate(TAUS)):
         prior_tau = (tau + 0.002) ** 2 * math.exp(-0.5 * (tau / 0.05) ** 2)
         prior_tau *= TAUS[1] if k == 0 else TAUS[k] - TAUS[k - 1]
-        where = mu[..., None] + slope[..., None] * x
         laws = [
-            share * stats.norm.pdf(gain, where, np.sqrt(noise + (factor * tau) ** 2))
+            share * stats.norm.pdf(gain, where, np.sqrt(part * v + (factor * tau) ** 2))
             for share, factor in ((0.98, 1), (0.02, 5))
         ]
         each = laws[0] + laws[1]
         mass = prior_tau * each.prod(axis=-1) * stats.norm.pdf(slope, 0, 0.05)
-        post = 0.0
+        noise, post = v * f / (f - 2), 0.0
         for law, factor in zip(laws, (1, 5)):
             kept = 1 - noise / (noise + (factor * tau) ** 2)
             post = post + law / each * (where + kept * (gain - where))

@@ -152,7 +152,7 @@ def test_a_hospital_that_really_loses_is_named_and_nobody_else():
 
 def test_one_split_is_widened_by_its_share_of_test_rows(part):
     run = part.lines[0].result.runs[0]
-    assert inflation_of(run) == 1.25
+    assert inflation_of(run) == 1.125
     once = replace(run, scored=replace(run.scored, folds=0, per_center_rows={"a": 15}))
     assert inflation_of(replace(once, data=replace(run.data, rows=100))) == pytest.approx(1 + 15 / 70)
 

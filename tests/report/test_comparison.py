@@ -60,10 +60,10 @@ def test_every_run_is_what_simulate_gives(study, federation):
 def test_tables_figures_and_report(study, tmp_path):
     assert [row[0] for row in study.table().rows] == ["local", "fedavg", "half", "abps-pq-k1"]
     assert "<table>" in study._repr_html_() and "half" in str(study.table())
-    assert study.plot("ranking").name == "ranking" and "<svg" in study.plot("pareto")._repr_svg_()
+    assert study.plot("rounds").name == "rounds" and "<svg" in study.plot("pareto")._repr_svg_()
     with pytest.raises(RequestError, match="there is no figure 'map'"):
         study.plot("map")
-    assert set(study.plots()) >= {"ranking", "pareto", "rounds"}
+    assert set(study.plots()) >= {"pareto", "rounds"}
     report = study.report(tmp_path / "r")
     assert report.page.exists() and (tmp_path / "r/tables/headline.csv").exists()
     with pytest.raises(RequestError, match="has no folder; name one"):

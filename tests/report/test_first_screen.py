@@ -10,7 +10,7 @@ import abps
 from abps.evaluate.verdicts import HospitalVerdict, Verdict
 from abps.report.build import parts_of
 from abps.report.hospitals import hospitals_of
-from abps.report.words import in_ten
+from abps.report.study_tables import in_ten
 
 DIFFERENT = ("Bern", "Graz", "Lund")
 

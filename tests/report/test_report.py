@@ -16,10 +16,10 @@ from abps.data.federation import About
 from abps.report import figures, study_tables, tables
 from abps.report.analysis import analyse
 from abps.report.answer import first_screen
+from abps.report.build import page as page_of
 from abps.report.build import parts_of, section_of
 from abps.report.hospitals import hospitals_of
-from abps.report.pages.study_page import page as page_of
-from abps.report.words import findings
+from abps.report.study_tables import findings
 from abps.study.compare import load_study
 from abps.study.plan import Request, Source, make_plan
 from abps.study.records import RECEIPT, RESULT, StudyFolder
@@ -146,16 +146,16 @@ def test_a_signed_number_reads_back(value):
 
 
 def test_every_figure_is_drawn_in_both_forms(study):
-    names = {"ranking", "pareto", "rounds", "decisions", "calibration-curve"}
+    names = {"pareto", "rounds", "decisions", "calibration-curve"}
     found = {p.name for p in (study.root / "figures").iterdir()}
     assert found == {f"{name}.{form}" for name in names for form in ("svg", "pdf")}
     for name in names:
         svg = (study.root / "figures" / f"{name}.svg").read_text()
         assert svg.startswith("<svg") and "currentColor" in svg and figures.INK not in svg
         assert (study.root / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    ranking = (study.root / "figures" / "ranking.svg").read_text()
+    curves = (study.root / "figures" / "rounds.svg").read_text()
     for method in METHODS:
-        assert f">{method}</text>" in ranking
+        assert f">{method}</text>" in curves
 
 
 def test_identifiers_are_unique_over_the_page_and_all_references_resolve(study):
@@ -188,7 +188,7 @@ def test_two_federations_on_one_page_share_no_identifier(paired_study, browser, 
 
 def test_figures_that_have_nothing_to_show_are_left_out():
     names = [d.name for d in figures.draw_all(part_of({"local": METHODS["local"]}))]
-    assert names == ["ranking", "rounds"]
+    assert names == ["rounds"]
 
 
 # ---------------------------------------------------------------- the whole
@@ -264,7 +264,7 @@ def test_the_page_opens_without_network_and_without_complaint(study, browser, wi
                     texts: [...svg.querySelectorAll('text')].filter(t => t.getBBox().width > 0).length};
         })"""
     )
-    assert len(drawn) == 5
+    assert len(drawn) == 4
     for figure in drawn:
         assert (
             figure["width"] >= 500

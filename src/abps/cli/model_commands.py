@@ -113,7 +113,9 @@ def predict(
     model: Annotated[
         str, typer.Option(help="Hospital's folder written by `abps fit`, or DIR/NAME with its own name.")
     ],
-    data: Annotated[Path, typer.Option(help="CSV or Parquet file with the columns that the model needs.")],
+    data: Annotated[
+        Path, typer.Option(help="CSV, Excel or Parquet file with the columns that the model needs.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write: .csv or .parquet.")],
     carry: Annotated[str, typer.Option(help="Comma-separated columns to copy, such as an ID.")] = "",
     anyway: Annotated[
@@ -134,6 +136,7 @@ def predict(
 
     from abps import files
     from abps.cli.check_command import repair_words
+    from abps.data.column_names import normalise
     from abps.data.reading import read_raw
     from abps.fitted.folder import load_model
     from abps.fitted.inputs import readable
@@ -142,14 +145,17 @@ def predict(
         raise RequestError(f"--out {out}: end it in .parquet or .csv")
     fitted = load_model(model)
     table = read_raw(data).frame
-    carried = options.split(carry)
+    spelled = {normalise(name): name for name in reversed(table.columns)}  # as in check, case does not count
+    carried = [
+        name if name in table.columns else spelled.get(normalise(name), name) for name in options.split(carry)
+    ]
     for name in carried:
         if name not in table.columns:
             raise RequestError(f"--carry {name}: no such column{nearest(name, table.columns)}")
     found = readable(table, fitted.book, fitted.ranges, fitted.center, anyway)
     console = options.terminal(stderr=True)
     for repair in found.repairs:
-        console.print(f"mended: {repair_words(repair)}", soft_wrap=True)
+        console.print(f"repaired: {repair_words(repair)}", soft_wrap=True)
     for sentence in found.warnings:
         console.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
     said = fitted.foretold(found.features)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from abps.report.analysis import Comparison
 from abps.report.answer import bytes_of, computing_words
 from abps.report.build import Report, Section
 from abps.report.study_tables import brief, spoken
-from abps.report.tables import number
+from abps.report.tables import NOTHING, number
 from abps.study.compare import load_study
 from abps.study.execute import Executor, StudyOutcome, run_study
-from abps.study.plan import Plan, Request
+from abps.study.plan import Plan, Request, Source
 
 #: Columns of a table where there is no terminal.
 WIDTH = 80
@@ -59,8 +61,25 @@ def finish(
         print(json.dumps(summary(report, outcome)))
     else:
         show(report)
+        lead = report.sections[0].part.lead
+        if request.sources[0].roles is not None and lead is not None and not request.sources[1:]:
+            print(f"next: {fit_command(request.sources[0], lead.result.method)}")
     if outcome.failed or outcome.missing:
         raise typer.Exit(1)
+
+
+def fit_command(source: Source, method: str) -> str:
+    """The command that makes the models of a method from the table of a study."""
+    given = {} if source.roles is None else asdict(source.roles)
+    flags = {
+        name: ",".join(value) if isinstance(value, tuple) else value
+        for name, value in given.items()
+        if name not in ("eras", "every")
+    }
+    words = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items() if value]
+    least = [] if source.min_stays is None else [f"--min-stays {source.min_stays}"]
+    data = shlex.quote(source.data)
+    return " ".join([f"abps fit --method {method} --data {data}", *words, *least, "--out models"])
 
 
 def summary(report: Report, outcome: StudyOutcome | None = None) -> dict[str, Any]:
@@ -132,16 +151,17 @@ def show(report: Report) -> None:
         for sentence in (section.first.lead, computing_words(part), *section.first.more):
             if sentence:
                 console.print(sentence)
-        head = ("method", "to alone", part.measure, "log-loss", "bytes", "to FedAvg", "to random")
-        rows = (
-            (
-                *(line.result.label, spoken(line.to_alone)),
-                *(number(value) for value in (line.result.mean, line.result.mean_loss)),
-                *(bytes_of(line), brief(line.to_fedavg), brief(line.to_random)),
-            )
-            for line in part.lines
-        )
-        table = rows_table(head, rows, left=head[:2], gap=1)
+        columns = {
+            "method": [line.result.label for line in part.lines],
+            "to alone": [spoken(line.to_alone) for line in part.lines],
+            part.measure: [number(line.result.mean) for line in part.lines],
+            "log-loss": [number(line.result.mean_loss) for line in part.lines],
+            "bytes": [bytes_of(line) for line in part.lines],
+            "to FedAvg": [brief(line.to_fedavg) for line in part.lines],
+            "to random": [brief(line.to_random) for line in part.lines],
+        }
+        shown = {name: cells for name, cells in columns.items() if any(cell != NOTHING for cell in cells)}
+        table = rows_table(tuple(shown), zip(*shown.values()), left=("method", "to alone"), gap=1)
         (console if console.is_terminal else terminal(width=WIDTH)).print(table)
         counts = ", ".join(f"{share.count} {share.words}" for share in section.first.shares)
         if counts:

@@ -368,7 +368,8 @@ def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[s
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
         f"{column.name!r}: the values of {shown} seem to have another unit (median {here:.3g}, elsewhere "
-        f"{elsewhere:.3g}{_factor(column.name, here, elsewhere)}); convert them, or leave the column out"
+        f"{elsewhere:.3g}{_factor(column.name, here, elsewhere)}); convert them, or leave the column out "
+        f"(drop={column.name})"
     )
 
 

@@ -83,7 +83,8 @@ def cross_validate(
     """One method in so many folds: every row is scored once, by a model that never saw its patient.
 
     A center's AUROC counts pairs of rows that one model scored; scores of different folds are not compared.
-    Bytes and rounds are the mean of the folds. A center with too few events (or others) is not scored.
+    Bytes and rounds are the mean of the folds; decisions name their fold. A center with too few events (or
+    others) is not scored.
     """
     began = time.perf_counter()
     if folds < FEWEST_FOLDS:
@@ -99,6 +100,11 @@ def cross_validate(
     first = runs[0]
     seen = _clinical_rows([part for run in runs if (part := run.artifacts.probabilities) is not None])
     scores, artifacts = _fold_scores(federation.centers, runs, [each.test for each in data])
+    decisions = pl.concat(
+        run.decisions.with_columns(fold=pl.lit(k, pl.UInt8))
+        for k, run in enumerate(runs)
+        if run.artifacts.decisions is not None
+    )
     return replace(
         first,
         seed=seed,
@@ -113,7 +119,7 @@ def cross_validate(
         history=_mean_history([run.history for run in runs]),
         seconds=round(time.perf_counter() - began, 3),
         clinical=Clinical() if seen is None else clinical(federation.centers, seen, parts),
-        artifacts=replace(artifacts, decisions=first.artifacts.decisions, probabilities=seen),
+        artifacts=replace(artifacts, decisions=decisions, probabilities=seen),
     )
 
 

@@ -3,8 +3,8 @@
 Model: measured gain ~ N(true gain, variance by patients); true gains ~ a normal law about mu + slope * x with
 spread tau, and one hospital in fifty with five times that spread, so that a hospital that truly differs keeps
 its difference. x is 1/events, standardised: small hospitals gain more from others and must not be drawn
-towards what large ones gain. The posterior integrates over tau on a grid, over mu and slope by Laplace's
-approximation, and is a mixture of normal laws for each hospital.
+towards what large ones gain. The posterior integrates over tau and over how far the variance by patients is
+overestimated on a grid, over mu and slope by Laplace's approximation; it is a mixture of normal laws.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ UNUSUAL, FACTOR = 0.02, 5.0
 #: Scales of the priors of tau and of the slope.
 TAU_SCALE, SLOPE_SCALE = 0.05, 0.05
 
-#: One training set differs from the average one; the share of that variance which is not seen in a measured
-#: gain, whose models come from the same rows (chosen on the worlds of benchmarks/inference_coverage.py).
-LUCK = 0.5
+#: DeLong's variance is too large where small folds are compared within themselves, and what is too much of it
+#: would be missing in tau: shares of it that may be true, all equally likely (as the worlds of
+#: benchmarks/inference_coverage.py show). A hospital's own interval keeps the whole.
+SHARES = (0.7, 0.85, 1.0)
+
+#: The grid that everything is integrated over: shares of the variance, and spreads.
+_SHARE, _TAU = np.repeat(SHARES, len(TAUS)), np.tile(TAUS, len(SHARES))
+_CELL = np.tile(np.concatenate([[TAUS[1]], np.diff(TAUS)]), len(SHARES))
 
 #: Steps of the fit of mu and slope; bisection steps of a quantile.
 FIT_STEPS, QUANTILE_STEPS = 15, 50
@@ -101,28 +106,29 @@ def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0
     if not known.any():
         return None
     gain, f = cells.gain[known], freedom[known]
-    # A variance that is estimated makes a t law of a normal one: take the wider variance of that.
-    noise = np.maximum(variance[known] * f / np.maximum(f - 2.0, 1.0), 1e-12)
+    least = np.maximum(variance[known], 1e-12)
     x = 1.0 / np.maximum(cells.events[known], 1.0)  # learning curves: what is lost falls with 1 / events
     x = (x - x.mean()) / (x.std() if x.std() > 1e-9 else 1.0)
     design = np.stack([np.ones_like(x), x], axis=1)
-    fit = _fit(gain, noise, design)
+    fit = _fit(gain, least, design)
     common = run_variance if run_variance > 0 else 0.0
-    kept = 1.0 - noise / fit.total
+    # A variance that is estimated makes a t law of a normal one: take the wider variance of that.
+    noise = least * f / np.maximum(f - 2.0, 1.0)
+    kept = 1.0 - noise / (noise + fit.between[:, :, None])
     middle = fit.prior + kept * (gain - fit.prior)
     uncertain = np.einsum("ci,tij,cj->tc", design, fit.covariance, design)
     square = kept * noise + (1.0 - kept) ** 2 * uncertain
-    luck = LUCK * (inflation - 1.0) * noise
+    luck = (inflation - 1.0) * noise  # one training set differs from the average one
 
     def full(values: Floats) -> Floats:
-        result = np.full((len(cells.gain), 2 * len(TAUS)), np.nan)
+        result = np.full((len(cells.gain), 2 * len(_TAU)), np.nan)
         result[known] = values.reshape(-1, len(gain)).T
         return result
 
     def mixture(squared_spread: Floats) -> Mixture:
         return Mixture(full(fit.weight), full(middle), np.maximum(full(np.sqrt(squared_spread)), 1e-6))
 
-    between = np.stack([TAUS**2, (FACTOR * TAUS) ** 2])[:, :, None] + uncertain + common + 1e-12
+    between = fit.between[:, :, None] + uncertain + common + 1e-12
     share = np.array([1.0 - UNUSUAL, UNUSUAL])[:, None, None] * fit.tau[:, None] / len(gain)
     further = Mixture(
         *(
@@ -137,31 +143,32 @@ def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0
         mixture(square + common),
         further,
         float(fit.tau @ fit.beta[:, 0]),
-        float(fit.tau @ TAUS),
+        float(fit.tau @ _TAU),
         float(fit.tau @ fit.beta[:, 1]),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """Mean and slope for every tau of the grid.
+    """Mean and slope for every point of the grid.
 
     tau: (T,) posterior.  beta: (T, 2).  covariance: (T, 2, 2) of beta.  prior: (T, C) mu + slope x.
-    total: (2, T, C) variance of a measured gain, usual and unusual.  weight: (2, T, C) of the laws.
+    between: (2, T) variance of true gains, usual and unusual.  weight: (2, T, C) of the laws.
     """
 
     tau: Floats
     beta: Floats
     covariance: Floats
     prior: Floats
-    total: Floats
+    between: Floats
     weight: Floats
 
 
-def _fit(gain: Floats, noise: Floats, design: Floats) -> _Fit:
-    """Mean and slope for every tau of the grid, and the posterior of tau."""
+def _fit(gain: Floats, variance: Floats, design: Floats) -> _Fit:
+    """Mean and slope for every point of the grid, and its posterior."""
     penalty = np.diag([0.0, 1.0 / SLOPE_SCALE**2])
-    total = np.stack([noise + TAUS[:, None] ** 2, noise + (FACTOR * TAUS[:, None]) ** 2])
+    between = np.stack([_TAU**2, (FACTOR * _TAU) ** 2])
+    total = _SHARE[:, None] * variance + between[:, :, None]
     share = np.array([1.0 - UNUSUAL, UNUSUAL])[:, None, None]
     precision = 1.0 / total[0]
     for _ in range(FIT_STEPS):
@@ -175,8 +182,7 @@ def _fit(gain: Floats, noise: Floats, design: Floats) -> _Fit:
         precision = (weight / total).sum(axis=0)
     log_tau = log_each.sum(axis=1) - 0.5 * np.linalg.slogdet(information)[1]
     log_tau += -0.5 * (beta[:, 1] / SLOPE_SCALE) ** 2
-    log_tau += 2.0 * np.log(TAUS + 0.002) - 0.5 * (TAUS / TAU_SCALE) ** 2
-    log_tau += np.log(np.concatenate([[TAUS[1]], np.diff(TAUS)]))
+    log_tau += 2.0 * np.log(_TAU + 0.002) - 0.5 * (_TAU / TAU_SCALE) ** 2 + np.log(_CELL)
     tau = np.exp(log_tau - log_tau.max())
     tau /= tau.sum()
-    return _Fit(tau, beta, np.linalg.inv(information), prior, total, tau[:, None] * weight)
+    return _Fit(tau, beta, np.linalg.inv(information), prior, between, tau[:, None] * weight)

@@ -22,6 +22,9 @@ Ints = NDArray[np.int64]
 #: Limits of the degrees of freedom that the hospitals' common variance may count for.
 LEAST_PRIOR, MOST_PRIOR = 4.0, 200.0
 
+#: Standard deviation of the trend of variances over size before anything is seen, and steps of its fit.
+TREND_SCALE, TREND_STEPS = 0.5, 8
+
 #: Rows of a block in which all pairs are formed at once.
 BLOCK = 512
 
@@ -88,17 +91,18 @@ class PairedCells:
 
     @cached_property
     def moderated(self) -> tuple[Floats, Floats]:
-        """(C,) variances drawn towards the hospitals' common variance per unit, and their degrees of freedom.
+        """(C,) variances drawn towards what hospitals of a size have in common, and their degrees of freedom.
 
-        Empirical Bayes for variances (Smyth 2004). A hospital with one event has the common variance.
+        Empirical Bayes for variances (Smyth 2004) with a trend: models of small hospitals differ more from
+        each other. A hospital with one event has the variance of its size.
         """
         own = np.maximum(self.freedom, 0.0)
         known = (own > 0) & np.isfinite(self.gain)
         if not known.any():
             return np.full(len(self.gain), np.nan), own
         per_unit = np.where(known, np.nan_to_num(self.variance) / self.unit, 0.0)
-        common = float(own[known] @ per_unit[known] / own[known].sum())
-        prior = prior_freedom(per_unit[known], own[known])
+        common = variance_trend(per_unit, own * known, np.log(self.unit))
+        prior = prior_freedom(per_unit[known], own[known], common[known])
         variance = (prior * common + own * per_unit) / (prior + own) * self.unit
         return np.where(np.isfinite(self.gain), variance, np.nan), prior + own
 
@@ -109,10 +113,27 @@ class PairedCells:
         return np.where(self.others > 0, self.events * self.others / total, self.events)
 
 
-def prior_freedom(per_unit: Floats, freedom: Floats) -> float:
-    """Degrees of freedom that the common variance counts for: few if hospitals' variances truly differ."""
-    common = float(freedom @ per_unit / freedom.sum())
-    if len(per_unit) < 3 or common <= 0:
+def variance_trend(per_unit: Floats, freedom: Floats, x: Floats) -> Floats:
+    """(C,) common variances exp(a + b x) by gamma regression; the slope b ~ N(0, 0.5²), 0 of few hospitals.
+
+    freedom: (C,) of the variances; those with 0 do not count.
+    """
+    mean = float(freedom @ per_unit / freedom.sum())
+    if (freedom > 0).sum() < 3 or mean <= 0:
+        return np.full(len(per_unit), mean)
+    design = np.stack([np.ones_like(x), x - freedom @ x / freedom.sum()], axis=1)
+    beta, penalty = np.array([np.log(mean), 0.0]), np.diag([0.0, 1.0 / TREND_SCALE**2])
+    information = (0.5 * freedom[:, None] * design).T @ design + penalty
+    for _ in range(TREND_STEPS):
+        residual = per_unit / np.exp(design @ beta) - 1.0
+        step = np.linalg.solve(information, 0.5 * design.T @ (freedom * residual) - penalty @ beta)
+        beta = beta + np.clip(step, -1.0, 1.0)
+    return np.asarray(np.exp(design @ beta))
+
+
+def prior_freedom(per_unit: Floats, freedom: Floats, common: Floats) -> float:
+    """Degrees of freedom that the common variances count for: few if hospitals' variances truly differ."""
+    if len(per_unit) < 3 or not (common > 0).all():
         return LEAST_PRIOR
     excess = float(freedom @ ((per_unit / common - 1.0) ** 2 - 2.0 / freedom) / freedom.sum())
     return float(np.clip(2.0 / excess, LEAST_PRIOR, MOST_PRIOR)) if excess > 0 else MOST_PRIOR

@@ -79,8 +79,13 @@ def find_folder(path: str | Path) -> Path:
             f"{parent} has no model of {wanted!r}{nearest(wanted, centers)}; it has models of {names}"
         )
     inside = sorted(p.parent.name for p in folder.glob(f"*/{MODEL}"))[:3] if folder.is_dir() else []
-    hint = f"; name a hospital in it, such as {folder / inside[0]}" if inside else "; `abps fit` makes one"
-    raise RequestError(f"{folder} holds no model ({MODEL} is missing){hint}")
+    if inside:
+        hint = f"holds no model ({MODEL} is missing); name a hospital in it, such as {folder / inside[0]}"
+    elif folder.is_dir():
+        hint = f"holds no model ({MODEL} is missing); `abps fit` makes one"
+    else:
+        hint = "does not exist; write DIR/HOSPITAL, where DIR is the folder that `abps fit` wrote"
+    raise RequestError(f"{folder} {hint}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

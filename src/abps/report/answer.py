@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from abps.evaluate.inference import Scope
-from abps.evaluate.verdicts import RELEVANT, HospitalVerdict, Verdict
+from abps.evaluate.verdicts import RELEVANT, HospitalVerdict, LossAgreement, Verdict
 from abps.report.analysis import REFERENCE_ONLY, SIMPLE, Comparison, MethodLine, Part
 from abps.report.hospitals import HospitalStory
-from abps.report.study_tables import spoken
+from abps.report.study_tables import (
+    agreement_words,
+    gain_words,
+    in_ten,
+    loss_words,
+    settle_words,
+    spoken,
+)
 from abps.report.tables import NOTHING, number, signed, volume
-from abps.report.words import agreement_words, gain_words, in_ten, settle_words, short_words
 
 #: How well-known methods are called for readers who do not know them.
 PLAIN_NAMES = {
@@ -24,6 +30,9 @@ PLAIN_NAMES = {
     "pooled-best": "all rows in one place (not allowed)",
     "centralized": "all rows in one place, same network (not allowed)",
 }
+
+#: How an interval is called where it is named first.
+INTERVAL = "95\u00a0% interval "
 
 #: Methods of the first table besides the page's, in this order.
 FIRST_TABLE = ("local-best", "local", SIMPLE, "fedavg", None, "pooled-best")
@@ -118,7 +127,7 @@ def _answer(part: Part) -> tuple[str, str]:
         )
     levels = (
         f"{part.measure} {number(alone.mean)} alone, {number(part.lead.result.mean)} together ({label}) for "
-        f"the average hospital: {gain_words(found.gain)}."
+        f"the average hospital: {gain_words(found.gain, INTERVAL)}."
     )
     titles = {
         Verdict.BETTER: "Yes. Working together predicts better than the best model a hospital builds alone.",
@@ -130,6 +139,8 @@ def _answer(part: Part) -> tuple[str, str]:
     sentences = [levels]
     if found.verdict is Verdict.INCONCLUSIVE:
         sentences.append(settle_words(found))
+        if found.agreement is not LossAgreement.UNCLEAR:
+            sentences.append(loss_words(found))
     elif found.verdict is Verdict.NO_INTERVAL:
         sentences.append("Use --folds 5, or several seeds.")
     else:
@@ -152,7 +163,7 @@ def _simple(part: Part) -> str:
     found = part.compare(part.page, SIMPLE) if part.page else None
     if found is None:
         return ""
-    by = short_words(found.gain)
+    by = gain_words(found.gain)
     return {
         Verdict.BETTER: f"{part.page} beats a plain federated regression ({SIMPLE}): {by}.",
         Verdict.WORSE: f"A plain federated regression ({SIMPLE}) is better than {part.page}, {by}: use it.",
@@ -197,8 +208,8 @@ def _shares(found: Comparison | None) -> tuple[HospitalShare, ...]:
         count = found.count(verdict)
         if verdict is HospitalVerdict.INCONCLUSIVE and needed:
             middle = sorted(needed)[len(needed) // 2]
-            text += f": about {max(middle, 1):,.0f} more events each would settle it"
-        if count or verdict in (HospitalVerdict.GAINS, HospitalVerdict.LOSES):
+            text += f" (about {max(middle, 1):,.0f} more events each would settle it)"
+        if count:
             shown.append(HospitalShare(count, text, tone))
     return tuple(shown)
 
@@ -220,7 +231,7 @@ def _sure(part: Part) -> Card | None:
         f"One further hospital like these: {signed(float(low[0]))} to {signed(float(high[0]))} (gains: "
         f"{in_ten(float(further.above(0.0)[0]))})."
     )
-    sentences.append(f"For the average patient: {short_words(found.by_patient)}.")
+    sentences.append(f"For the average patient: {gain_words(found.by_patient)}.")
     losing, sure = found.expected_losing, found.count(HospitalVerdict.LOSES)
     clear = "clear for none" if not sure else f"clear for {sure}"
     how_many = "Hardly one" if losing < 0.5 else f"About {losing:.0f}"

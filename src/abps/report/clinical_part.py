@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from abps.engine.clinical import Clinical, Cut, Interval, Subgroup
 from abps.report.analysis import MethodLine, MethodResult, Part
 from abps.report.drawing import EARLY, INK, LATE, QUIET, Drawing, blank, draw
-from abps.report.repeat_means import calibrations, mean_interval, mean_of
+from abps.report.hospitals import calibrations, mean_interval, mean_of
+from abps.report.study_tables import listed
 from abps.report.tables import NOTHING, Table, number, signed
-from abps.report.words import listed
 
 #: Names in a sentence; more are counted.
 MOST_NAMES = 5

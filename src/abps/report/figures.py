@@ -38,9 +38,7 @@ def family(result: MethodResult) -> str:
     name = entry.family if entry else "reference"
     if name == "extension":
         return "abps-plus"
-    return next(
-        (known for known in FAMILIES if name.startswith(known)), "peer" if "p2p" in name else "reference"
-    )
+    return next((k for k in FAMILIES if name.startswith(k)), "peer" if "p2p" in name else "reference")
 
 
 def colour(result: MethodResult) -> str:
@@ -52,11 +50,6 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
     """Every figure that the runs allow, or one of them."""
     sending = any(line.result.all_vs_fedavg > 0 for line in part.lines)
     wanted: list[tuple[bool, str, str, str, Callable[[Part], Figure]]] = [
-        (
-            True, "ranking", "Accuracy ranking",
-            f"{part.measure} of the average hospital, over all repeats.",
-            ranking,
-        ),
         (
             sending, "pareto", "Accuracy and bytes",
             f"Mean {part.measure} against all bytes in multiples of 50 rounds of FedAvg. The stepped line "
@@ -98,38 +91,6 @@ def _family_legend(axes: Axes, shown: Sequence[MethodResult], **place: Any) -> N
     axes.legend(handletextpad=0.2, **place)
 
 
-# ---------------------------------------------------------------- ranking
-
-
-def ranking(part: Part) -> Figure:
-    """Methods by mean AUROC."""
-    ordered = sorted(_results(part), key=lambda r: (r.mean, r.label))
-    figure = blank(7.2, 0.9 + 0.27 * len(ordered))
-    axes = figure.add_subplot()
-    top = part.find("centralized")
-    if top is not None:
-        axes.axvline(top.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
-    for y, r in enumerate(ordered):
-        tint = colour(r)
-        axes.plot(r.mean, y, "o", color=tint, markersize=6.5)
-        axes.annotate(
-            f"{r.mean:.3f}",
-            (1.0, y),
-            xycoords=("axes fraction", "data"),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    axes.set_yticks(range(len(ordered)), [r.label for r in ordered])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(-0.7, len(ordered) - 0.3)
-    axes.set_xlabel(f"mean {part.measure} over centers")
-    _grid(axes, "x")
-    _family_legend(axes, ordered, loc="lower left", ncols=7, bbox_to_anchor=(0, 1.0), columnspacing=1)
-    return figure
-
-
 # ---------------------------------------------------------------- accuracy and bytes
 
 
@@ -142,7 +103,9 @@ def pareto(part: Part) -> Figure:
     right = max(r.all_vs_fedavg for r in sending) * 2.2
     axes.set_xscale("log")
     axes.set_xlim(left, right)
-    bottom, top = _zoom(sending)
+    low, high = min(r.mean for r in sending), max(r.mean for r in sending)
+    room = max((high - low) * 0.12, 0.004)
+    bottom, top = low - room, high + room
     axes.set_ylim(bottom, top)
     for r in _results(part):
         if r.all_vs_fedavg == 0:
@@ -160,14 +123,7 @@ def pareto(part: Part) -> Figure:
     )
     steps = [r for r in (part.find(name) for name in PATH) if r is not None]
     for a, b in itertools.pairwise(steps):
-        arrow = {
-            "arrowstyle": "-|>",
-            "color": "#d6455d",
-            "alpha": 0.5,
-            "linewidth": 1.2,
-            "shrinkA": 5,
-            "shrinkB": 5,
-        }
+        arrow = {"arrowstyle": "-|>", "color": "#d6455d", "alpha": 0.5, "shrinkA": 5, "shrinkB": 5}
         axes.annotate("", (b.all_vs_fedavg, b.mean), (a.all_vs_fedavg, a.mean), arrowprops=arrow)
     for r in sending:
         star = family(r) in ("abps-x", "abps-plus")
@@ -194,32 +150,13 @@ def beats(a: MethodResult, b: MethodResult) -> bool:
     )
 
 
-def _zoom(shown: Sequence[MethodResult]) -> tuple[float, float]:
-    """Limits that use the space for the methods that are compared."""
-    low, high = min(r.mean for r in shown), max(r.mean for r in shown)
-    room = max((high - low) * 0.12, 0.004)
-    return low - room, high + room
-
-
 def _bound(axes: Axes, r: MethodResult, bottom: float, top: float) -> None:
     """A method that sends nothing: a line across, or a note at the edge if it lies outside."""
-    if bottom < r.mean < top:
-        axes.axhline(r.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
-        text, y, shift, place = f"{r.label} {r.mean:.3f}", r.mean, 3, "bottom"
-    elif r.mean >= top:
-        text, y, shift, place = f"↑ {r.label} {r.mean:.3f}", top, -3, "top"
-    else:
-        text, y, shift, place = f"↓ {r.label} {r.mean:.3f}", bottom, 3, "bottom"
-    axes.annotate(
-        text,
-        (0.008, y),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, shift),
-        textcoords="offset points",
-        va=place,
-        fontsize=8,
-        alpha=0.85,
-    )
+    axes.axhline(r.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
+    where = "↑ " if r.mean >= top else "↓ " if r.mean <= bottom else ""
+    y, place = min(max(r.mean, bottom), top), "top" if r.mean >= top else "bottom"
+    words, scale = f"{where}{r.label} {r.mean:.3f}", axes.get_yaxis_transform()
+    axes.text(0.008, y, words, fontsize=8, alpha=0.85, va=place, transform=scale)
 
 
 def _name_points(figure: Figure, axes: Axes, shown: Sequence[MethodResult]) -> None:
@@ -252,17 +189,10 @@ def mean_curve(r: MethodResult) -> NDArray[np.float64]:
 
 
 def _panels(part: Part) -> list[tuple[str, list[MethodResult]]]:
-    titles = {
-        "star": "star",
-        "peer": "peer to peer",
-        "control": "controls",
-        "abps": "ABPS",
-        "reference": "references",
-    }
-    groups: dict[str, list[MethodResult]] = {name: [] for name in titles}
+    groups: dict[str, list[MethodResult]] = {}
     for r in _results(part):
-        groups[family(r).split("-")[0]].append(r)
-    return [(titles[name], members) for name, members in groups.items() if members]
+        groups.setdefault(FAMILIES[family(r).split("-")[0]][1], []).append(r)
+    return list(groups.items())
 
 
 _PALETTE = ("#3d7edb", "#e08a2e", "#2a9d74", "#d6455d", "#9b6bd1", "#b8860b", "#17a2b8", "#c43d9a", "#6b8e23")
@@ -291,9 +221,7 @@ def over_rounds(part: Part) -> Figure:
             axes.plot(rounds_of(r), mean_curve(r), dash, color=tint, linewidth=1.5, label=r.label)
             axes.plot(rounds_of(r)[-1], mean_curve(r)[-1], "o", color=tint, markersize=3)
         axes.set_title(title)
-        if any(r.method == "centralized" for r in members):
-            axes.margins(y=0.05)
-        else:
+        if not any(r.method == "centralized" for r in members):
             axes.set_ylim(low - room, high + room)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.4, labelspacing=0.3)
         axes.set_ylabel(f"mean {part.measure}")
@@ -306,12 +234,6 @@ def over_rounds(part: Part) -> Figure:
 def rounds_of(r: MethodResult) -> NDArray[np.float64]:
     """(rounds,) 1, 2, …"""
     return np.arange(1, len(mean_curve(r)) + 1, dtype=np.float64)
-
-
-# ---------------------------------------------------------------- calibration
-
-#: Methods whose calibration is shown, besides the one that stands for training alone.
-_SHOWN = ("abps-plus", "fedavg", "pooled-best")
 
 
 def _alive(part: Part) -> tuple[tuple[float, float], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,70 @@ import numpy as np
 import polars as pl
 from scipy.special import stdtrit
 
+from abps.engine.clinical import AtCenter, Interval, Level
 from abps.evaluate.verdicts import RELEVANT, HospitalVerdict
 from abps.report.analysis import SIMPLE, Comparison, MethodLine, MethodResult, Part
-from abps.report.repeat_means import RepeatCalibration, calibrations, mean_of
 
 #: Partners that are named; the rest is counted.
 MOST_PARTNERS = 6
+
+
+# ---------------------------------------------------------------- calibration, as means over repeats
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """The mean of those that are known."""
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
+def mean_interval(found: Iterable[Interval]) -> Interval:
+    """Value and ends, each as the mean of the repeats that have one."""
+    known = [each for each in found if each.known]
+    return Interval(*(mean_of(getattr(each, end) for each in known) for end in ("value", "low", "high")))
+
+
+def mean_level(found: Sequence[Level]) -> Level:
+    """Calibration, as the mean over repeats."""
+    return Level(
+        mean_of(level.expected for level in found),
+        mean_interval(level.in_the_large for level in found),
+        mean_interval(level.slope for level in found),
+    )
+
+
+@dataclass(frozen=True)
+class RepeatCalibration:
+    """Calibration of one hospital over repeats: before and after recalibration.
+
+    mended: in how many repeats its validation rows asked for one.  repeats: of how many.
+    curves: (predicted probability, share of events) of every repeat that has one.
+    """
+
+    before: Level
+    after: Level
+    mended: int
+    repeats: int
+    curves: tuple[tuple[tuple[float, float], ...], ...]
+
+
+def calibrations(result: MethodResult, center: str) -> RepeatCalibration | None:
+    """A hospital's calibration under a method; None where the runs do not keep it."""
+    seen: list[AtCenter] = [
+        run.clinical.per_center[center] for run in result.runs if center in run.clinical.per_center
+    ]
+    if not seen:
+        return None
+    return RepeatCalibration(
+        mean_level([each.before for each in seen]),
+        mean_level([each.after for each in seen]),
+        sum(each.recalibration != "none" for each in seen),
+        len(seen),
+        tuple(each.curve for each in seen if each.curve),
+    )
+
+
+# ---------------------------------------------------------------- one hospital
 
 
 @dataclass(frozen=True)
@@ -166,7 +224,7 @@ def hospitals_of(part: Part) -> tuple[HospitalStory, ...]:
             evidence[k],
             tuple((r.label, float(r.level[k]), float(r.level[k] - alone_level[k])) for r in shown),
             **_scored(lead, name, k),
-            **stories.get(name, {"rounds": sum(run.rounds for run in lead.result.runs)}),
+            **stories.get(name, {}),
             megabytes=sizes[k],
         )
         for k, name in enumerate(part.centers)
@@ -197,33 +255,37 @@ def _scored(lead: MethodLine, name: str, k: int) -> dict[str, Any]:
 
 
 def _trail(result: MethodResult) -> pl.DataFrame:
-    """The decisions of all runs of a method, with their seed."""
+    """The decisions of all trainings of a method; run: the number of the training (repeat and fold)."""
     kept = [run for run in result.runs if run.artifacts.decisions is not None]
-    parts = [run.decisions.with_columns(seed=pl.lit(run.seed)) for run in kept]
-    return pl.concat(parts) if parts else pl.DataFrame()
+    parts = [run.decisions.with_columns(run=pl.lit(100 * k)) for k, run in enumerate(kept)]
+    trail = pl.concat(parts) if parts else pl.DataFrame()
+    return trail.with_columns(pl.col("run") + pl.col("fold")) if "fold" in trail.columns else trail
 
 
 def _pairs(trail: pl.DataFrame) -> pl.DataFrame:
-    """Every partnership seen from both sides: seed, round, center, peer."""
+    """Every partnership seen from both sides: run, round, center, peer."""
     if trail.is_empty():
         return trail
-    columns = ["seed", "round", "center", "peer"]
+    columns = ["run", "round", "center", "peer"]
     met = trail.filter(pl.col("decision") == "accepted").select(columns)
-    other = met.select("seed", "round", pl.col("peer").alias("center"), pl.col("center").alias("peer"))
+    other = met.select("run", "round", pl.col("peer").alias("center"), pl.col("center").alias("peer"))
     return pl.concat([met, other]).unique()
 
 
 def _weights(trail: pl.DataFrame) -> pl.DataFrame:
-    """center, peer, share: what a hospital's model weighs; peer is null for all hospitals together."""
+    """center, peer, share: what a hospital's model weighs, as mean over all trainings; peer is null for all
+    hospitals together. A peer that a training does not name has no weight in it."""
     stated = trail.filter(pl.col("decision") == "weight")
-    return stated.group_by("center", "peer").agg(pl.col("score").mean().alias("share"))
+    trainings = stated.select("run", "round").n_unique()
+    return stated.group_by("center", "peer").agg((pl.col("score").sum() / trainings).alias("share"))
 
 
 def _stories(trail: pl.DataFrame, result: MethodResult) -> dict[str, dict[str, Any]]:
     """Per center: its partners, and when it rested."""
     if trail.is_empty():
         return {}
-    rounds = sum(run.rounds for run in result.runs)
+    folds = trail["fold"].n_unique() if "fold" in trail.columns else 1
+    rounds = folds * sum(run.rounds for run in result.runs)
     counts = _pairs(trail).group_by("center", "peer").len()
     weights = _weights(trail)
     named = weights.filter(pl.col("peer").is_not_null() & (pl.col("peer") != pl.col("center")))

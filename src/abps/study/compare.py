@@ -98,7 +98,7 @@ class Study:
         return {drawing.name: drawing for drawing in _report_module().figures(self)}
 
     def plot(self, name: str) -> Drawing:
-        """One figure: ranking, pareto (accuracy against bytes), rounds, or another of :meth:`plots`."""
+        """One figure: pareto (accuracy against bytes), rounds, or another of :meth:`plots`."""
         found = self.plots()
         if name not in found:
             raise RequestError(f"there is no figure {name!r}; these runs allow {', '.join(found)}")
