@@ -9,8 +9,7 @@ from scipy.special import expit, logit
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from abps.evaluate.calibration import Recalibration, calibration, recalibration, smooth_curve
-from abps.evaluate.logistic import fit_logistic
+from abps.evaluate.calibration import Recalibration, calibration, fit_logistic, recalibration, smooth_curve
 from abps.evaluate.net_benefit import at_threshold, decision_curve, sensitive_threshold
 from abps.evaluate.roc import area
 from abps.evaluate.subgroups import age_groups, frequent, subgroups, thirds
