@@ -50,7 +50,7 @@ def audit_privacy(
     from abps.study.compare import load_study
     from abps.study.records import StudyFolder
 
-    there, found, written = StudyFolder(study), [], []
+    there, found, written, beyond = StudyFolder(study), [], [], []
     spent, differ = _ledgers(study)
     if there.path.exists():
         record = there.read()
@@ -58,7 +58,8 @@ def audit_privacy(
         rows, at = _numbers(sizes, "--sizes", int), _numbers(rounds, "--rounds", int)
         budgets = _numbers(epsilon, "--epsilon", float)
         found = [_audit(run, known, rows, at, budgets) for run in _chosen(study, record, method)]
-        written = write(out or study, found, spent)
+        beyond = _not_attacked(record)
+        written = write(out or study, found, [*beyond, *spent])
     elif not spent:
         raise RequestError(f"{study} holds no study and no ledger; give the --out of `abps compare`")
     page = None
@@ -67,9 +68,10 @@ def audit_privacy(
     if as_json:
         findings = [{"method": each.method} | vars(f) for each in found for f in each.findings]
         content = {"methods": [each.method for each in found], "findings": findings, "ledgers": spent}
+        content["not_attacked"] = beyond
         print(json.dumps(content | {"report": None if page is None else str(page)}))
     else:
-        lines = [*conclusions(found), *spent, *(f"written to {path}" for path in written[:1])]
+        lines = [*conclusions(found), *beyond, *spent, *(f"written to {path}" for path in written[:1])]
         for line in lines + ([] if page is None else [f"report: {page}"]):
             options.terminal().print(line, soft_wrap=True)
     if differ:
@@ -129,6 +131,16 @@ def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[Plann
                 f"--method {name}: no such method here sends models; choose from {', '.join(first)}"
             )
     return [first[name] for name in wanted]
+
+
+def _not_attacked(record: StudyRecord) -> list[str]:
+    """A sentence on the methods whose exchanges these attacks cannot read."""
+    coordinated = dict.fromkeys(run.label for run in record.runs if run.config().kind == "coordinated")
+    return [
+        f"{name} was not attacked: its hospitals send sums over their rows to a coordinator, not trained "
+        "models, which is what these attacks read. --set secure=yes masks such sums."
+        for name in coordinated
+    ]
 
 
 def _ledgers(folder: Path) -> tuple[list[str], list[str]]:
