@@ -412,7 +412,7 @@ def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
 def site_report(kit: Path, out: Path, study: str | None = None) -> SiteReport:
     """Write everything that a site has of a study into a new folder."""
-    from abps.fitted.handover import check_new, site_model, write_models
+    from abps.fitted.handover import check_new, site_effects, site_model, write_models
     from abps.report.pages.site_page import card_of, site_page
 
     own = own_file(kit)
@@ -423,6 +423,8 @@ def site_report(kit: Path, out: Path, study: str | None = None) -> SiteReport:
         summary, rounds = account.summary(store), store.rounds()
         model, evaluation, why = None, None, ""
         try:
+            if (effects := site_effects(store, own)) is not None:
+                written = [*written, *effects.write(out)]
             fitted = site_model(store, own)
             (model,) = write_models(fitted, out / "model").values()
             (evaluation,) = fitted.evaluations.values()

@@ -22,8 +22,13 @@ from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_t
 from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
 from abps.fitted.guidelines import front_matter
 from abps.fitted.portable import to_onnx
+from abps.methods.regression import FAMILIES, Regression
+from abps.statistics.newton import Fit
+from abps.statistics.regression import RegressionResult, common_result
+from abps.wire.number_lists import NumberList
 
 if TYPE_CHECKING:
+    from abps.sites.consent.agreement import Agreement
     from abps.sites.consent.sitefile import SiteFile
     from abps.sites.store.store import Store
 
@@ -90,8 +95,8 @@ MEASURED = (
 )
 
 
-def site_model(store: Store, own: SiteFile) -> FitResult:
-    """A site's final model, with the evaluation on its own rows: nothing of it was seen by others."""
+def _agreed(store: Store, own: SiteFile) -> Agreement:
+    """What a site agreed to in a study."""
     from abps.sites.consent.agreement import Agreement  # whose keys come with abps[flare]
 
     facts = store.facts()
@@ -100,11 +105,35 @@ def site_model(store: Store, own: SiteFile) -> FitResult:
             f"{own.site}: this study began before stores kept the codebook; no model can be made"
         )
     book = Codebook.from_json(json.loads(facts["codebook"]))
-    seed = int(facts["seed"])
-    agreement = Agreement(
-        facts["study"], facts["method"], book, seed, int(facts["rounds"]), json.loads(facts["settings"])
+    settings = json.loads(facts["settings"])
+    made = Agreement(
+        facts["study"], facts["method"], book, int(facts["seed"]), int(facts["rounds"]), settings
     )
-    config = agreement.admitted(own.allow).config()
+    return made.admitted(own.allow)
+
+
+def site_effects(store: Store, own: SiteFile) -> RegressionResult | None:
+    """The effects of a regression, from the totals that a site has; None if the study is something else."""
+    agreement = _agreed(store, own)
+    config = agreement.config()
+    if not isinstance(config, Regression):
+        return None
+    data = agreement.prepare(own.read_table(agreement.book))
+    schema, (rows,) = config.design(data)
+    totals = [NumberList.read(content)[0].values for content in store.broadcasts().values()]
+    found = config.result(schema, rows, data, totals)
+    if not isinstance(found, Fit):
+        raise RequestError(found if isinstance(found, str) else f"{own.site}: the regression is not done yet")
+    family, events = FAMILIES[data.outcome.kind], round(totals[0][1])
+    return common_result(found, family, config.intercepts, config.clustered, own.label, events)
+
+
+def site_model(store: Store, own: SiteFile) -> FitResult:
+    """A site's final model, with the evaluation on its own rows: nothing of it was seen by others."""
+    agreement = _agreed(store, own)
+    book, seed, config = agreement.book, agreement.seed, agreement.config()
+    if isinstance(config, Regression):
+        raise RequestError("a regression estimates effects; they are in effects.csv")
     weights = store.model("best") if config.stop.restore_best else None
     weights = store.model() if weights is None else weights
     if weights is None:

@@ -7,9 +7,9 @@ killed, or the next exchange, goes on from there. Only sums are needed, which ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ import polars as pl
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
+from abps.data.prepare import Prepared
 from abps.methods.base import Context, Floats, Ints, Models, Privacy, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
 from abps.models.training import Training
@@ -67,6 +68,8 @@ class Regression(CoordinatedMethod):
             raise RequestError(f"intercepts={self.intercepts}: choose common, fixed or random")
         if self.formula:
             parse_formula(self.formula)
+        if "spline(" not in self.formula:  # then no common quantiles are needed before
+            object.__setattr__(self, "training", replace(self.training, standardise="own"))
 
     def sums_only(self, t: int) -> bool:
         """Every exchange is a sum."""
@@ -78,16 +81,18 @@ class Regression(CoordinatedMethod):
 
     def derived(self, context: Context) -> tuple[Schema, list[HospitalRows]]:
         """The common design, and the complete rows of every center here."""
-        data = context.data
+        return self.design(context.data)
+
+    def design(self, data: Prepared) -> tuple[Schema, list[HospitalRows]]:
+        """The common design, and the complete rows of every center of some data."""
         kind = data.outcome.kind
         if kind not in FAMILIES:
             raise RequestError(
-                f"regression: outcome {kind} has no likelihood here; choose {', '.join(FAMILIES)}"
+                f"regression: no likelihood for outcome {kind}; there is for {', '.join(FAMILIES)}"
             )
         assert data.book is not None and data.source is not None
         schema = book_schema(data.book, self.formula)
-        parts = [complete(data.source, center, schema, kind) for center in range(data.size)]
-        return schema, parts
+        return schema, [complete(data.source, center, schema, kind) for center in range(data.size)]
 
     def init(self, context: Context) -> RegressionState:
         """No totals yet."""
@@ -113,22 +118,26 @@ class Regression(CoordinatedMethod):
     def apply_broadcast(
         self, context: Context, state: RegressionState, broadcast: Broadcast, t: int
     ) -> RegressionState:
-        """The state with one more total; at the end with the coefficients as models."""
+        """The state with one more total; whether that was the last."""
         total = broadcast.common.values
         lengths = np.append(state.lengths, len(total))
         after = replace(state, totals=np.concatenate([state.totals, total]), lengths=lengths)
         found = self.replayed(context, after, 0)
-        if isinstance(found, Fit):
-            return replace(after, over=True, models=_as_models(context, found, state.models))
-        return replace(after, over=True, refused=found) if isinstance(found, str) else after
+        if isinstance(found, np.ndarray):
+            return after
+        return replace(after, over=True, refused=found if isinstance(found, str) else "")
 
     def replayed(self, context: Context, state: RegressionState, row: int) -> Floats | Fit | str:
-        """What the program of a center here says after all totals: its next vector, the fit, or why there is
-        none."""
+        """What the program of a center here says after all totals."""
         schema, parts = context.derived
-        running = self._program(context, schema, parts[row])
-        ends = np.cumsum(state.lengths)
-        totals = np.split(state.totals, ends[:-1]) if len(ends) else []
+        totals = np.split(state.totals, np.cumsum(state.lengths)[:-1]) if len(state.lengths) else []
+        return self.result(schema, parts[row], context.data, totals)
+
+    def result(
+        self, schema: Schema, rows: HospitalRows, data: Prepared, totals: Sequence[Floats]
+    ) -> Floats | Fit | str:
+        """What a center's program says after these totals: its next vector, the fit, or why there is none."""
+        running = self._program(schema, rows, data)
         try:
             vector = next(running)
             for total in totals:
@@ -142,10 +151,10 @@ class Regression(CoordinatedMethod):
             return str(error)
         return vector
 
-    def _program(self, context: Context, schema: Schema, rows: HospitalRows) -> SumProgram[Fit]:
-        kind = context.data.outcome.kind
+    def _program(self, schema: Schema, rows: HospitalRows, data: Prepared) -> SumProgram[Fit]:
+        kind = data.outcome.kind
+        yield from cells(rows, schema.names, data.min_cell, kind)
         family = LIKELIHOODS[FAMILIES[kind]]
-        yield from cells(rows, schema.names, context.data.min_cell, kind)
         fit = yield from program(rows, schema.names, family, self.intercepts, self.clustered)
         return fit
 
@@ -222,23 +231,3 @@ def complete(source: Federation, center: int, schema: Schema, kind: str) -> Hosp
             x, (~np.signbit(label)).astype(np.float64), offset, np.abs(label).astype(np.float64)
         )
     return HospitalRows(x, np.asarray(label, dtype=np.float64), offset)
-
-
-def _as_models(context: Context, fit: Fit, models: Any) -> Any:
-    """(r, P) the coefficients as linear models on encoded columns, where the formula is of plain columns."""
-    schema, _ = context.derived
-    book = context.data.book
-    plain = all(len(term) == 1 and not term[0].df for term in schema.formula.terms)
-    if not plain or book is None or models.shape[1] != 1 + len(book.columns):
-        return models
-    beta: Mapping[str, float] = dict(zip(fit.names, fit.beta.tolist(), strict=True))
-    scales = {} if book.statistics is None else book.statistics.scales
-    made, intercept = np.zeros(models.shape[1]), beta.get("intercept", 0.0)
-    for k, column in enumerate(book.columns):
-        scale = scales.get(column.source) if column.kind == "number" else None
-        name = f"{column.source}[{column.level}]" if column.kind == "level" else column.source
-        slope = 0.0 if column.kind == "missing" else beta.get(name, 0.0)
-        made[k] = slope * (scale.spread if scale is not None else 1.0)
-        intercept += slope * scale.center if scale is not None else 0.0
-    made[-1] = intercept
-    return np.tile(made, (len(models), 1)).astype(models.dtype)

@@ -61,6 +61,7 @@ class RegressionResult:
     """The result of a regression over hospitals.
 
     lr, lr_p: likelihood-ratio test of all columns together.  sd: of random intercepts.
+    centers: their names, where they are known; taking_part: how many.
     hospitals: by effect, the hospitals' own estimates and standard errors.
     equal: score test that effects are the same everywhere (statistic, degrees of freedom, p).
     ratios: by hospital its events, and those that its patients would have had at the average hospital.
@@ -75,6 +76,7 @@ class RegressionResult:
     events: int
     incomplete: int
     centers: tuple[str, ...]
+    taking_part: int
     rounds: int
     bytes: int
     loglik: float
@@ -294,6 +296,15 @@ def _notes(
     return (f"{shown}: one outcome only, so with an intercept of their own they say nothing of the effects",)
 
 
+def common_result(
+    fit: Fit, family: str, intercepts: str, robust: bool, label: str, events: int
+) -> RegressionResult:
+    """A regression as one of its hospitals knows it: the effects of all, and nothing of single hospitals."""
+    counts = np.zeros(0)
+    found = _result([fit], family, intercepts, robust, label, (), counts, (), 0, ())
+    return replace(found, events=events, equal=(float("nan"), 0, float("nan")))
+
+
 def _result(
     fits: Sequence[Fit],
     family: str,
@@ -320,7 +331,7 @@ def _result(
     effects, hospitals = [], {}
     for k, name in enumerate(fitted.names):
         found = None
-        if k >= first and family != "linear":
+        if k >= first and family != "linear" and len(fits) > 1:
             estimates, variances = hospital_estimates(fits, k - first)
             good = shown & np.isfinite(variances) & (variances < 25.0)
             if good.sum() >= 2:
@@ -354,6 +365,7 @@ def _result(
         int(counts.sum()),
         incomplete,
         names,
+        fitted.hospitals,
         fitted.rounds,
         fitted.bytes,
         fitted.loglik,
@@ -429,10 +441,11 @@ def summary(result: RegressionResult) -> str:
     model = {"common": "one intercept", "fixed": "an intercept per hospital", "random": "random intercepts"}
     how = "stratified by hospital" if result.family == "cox" else model[result.intercepts]
     said = (
-        f"{result.family} regression, {how}: {result.rows:,} rows of {len(result.centers)} hospitals"
+        f"{result.family} regression, {how}: {result.rows:,} rows of {result.taking_part} hospitals"
         f"{f', {result.events:,} events' if result.family != 'linear' else ''}; "
-        f"{result.incomplete:,} incomplete rows left out. {result.rounds} rounds, "
-        f"{result.bytes / 1e6 / len(result.centers):.2f} MB per hospital under masked sums."
+        f"{f'{result.incomplete:,} incomplete' if result.centers else 'incomplete'} rows left out. "
+        f"{result.rounds} rounds, {result.bytes / 1e6 / result.taking_part:.2f} MB per hospital under masked "
+        "sums."
     )
     if np.isfinite(result.sd):
         said += f" Standard deviation of hospital intercepts {result.sd:.3f}."
