@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 import statsmodels.api as sm
 
+from abps.core.errors import RequestError
 from abps.fitted.handover import site_effects
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
@@ -32,17 +33,9 @@ def pooled(tables, label, columns):
     return sm.GLM(known[label].to_numpy(), x, family=sm.families.Binomial()).fit(tol=1e-13), known.height
 
 
-def numbers(path, label):
-    """Columns that are numbers with many values."""
-    frame = pl.read_parquet(path)
-    return [
-        c for c in frame.columns if frame[c].dtype.is_float() and frame[c].n_unique() > 20 and c != label
-    ][:3]
-
-
 def test_four_sites_arrive_at_the_pooled_fit_and_see_totals_alone(four, tmp_path):
     label, tables = four.roles.label, [four.tables[name] for name in four.names]
-    columns = numbers(tables[0], label)
+    columns = four.book(11, "own").numbers[:3]
     agreement = four.agreement("regression", rounds=40, formula=" + ".join(columns))
     network = Relay()
     for name in four.names:
@@ -68,7 +61,7 @@ def test_four_sites_arrive_at_the_pooled_fit_and_see_totals_alone(four, tmp_path
 def test_real_processes_export_the_pooled_effects(tmp_path):
     out = tmp_path / "rehearsal"
     words = ["site", "rehearse", "--out", str(out), "--sites", "4", "--method", "regression", "--json"]
-    more = ["--set", "formula=age + lactate", "--limit", str(LONG), "--model", "linear"]
+    more = ["--set", "formula=age + sbp_mean", "--limit", str(LONG), "--model", "linear"]
     done = subprocess.run(
         [sys.executable, "-m", "abps", *words, *more], capture_output=True, text=True, timeout=2 * LONG
     )
@@ -77,9 +70,14 @@ def test_real_processes_export_the_pooled_effects(tmp_path):
     assert said["status"] == "FINISHED:COMPLETED"
     tables = sorted(out.glob("**/*.parquet"))
     theirs, _ = pooled(
-        [t for t in tables if "lactate" in pl.read_parquet(t).columns], "died", ["age", "lactate"]
+        [t for t in tables if "sbp_mean" in pl.read_parquet(t).columns], "died", ["age", "sbp_mean"]
     )
     for site in said["sites"]:
         found = pl.read_csv(out / "sites" / site["site"] / "effects.csv")
         np.testing.assert_allclose(found["estimate"], theirs.params, rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(found["se"], theirs.bse, rtol=1e-6)
+
+
+def test_a_column_that_is_not_there_is_named_before_anything_is_sent(four):
+    with pytest.raises(RequestError, match="'lactat' is not among the codebook's columns"):
+        four.agreement("regression", formula="age + lactat").config()

@@ -180,12 +180,8 @@ def cells(rows: HospitalRows, names: tuple[str, ...], min_cell: int, kind: str) 
             )
 
 
-def book_schema(book: Codebook, formula: str) -> Schema:
-    """The design that a codebook's columns and levels, and its common quantiles for splines, give."""
-    levels: dict[str, tuple[str, ...]] = {}
-    for column in book.columns:
-        if column.kind == "level":
-            levels[column.source] = (*levels.get(column.source, ()), column.level)
+def formula_of(book: Codebook, formula: str) -> Formula:
+    """The formula, all of whose columns the codebook has; none: every column."""
     sources = tuple(dict.fromkeys(c.source for c in book.columns))
     parsed = parse_formula(formula or " + ".join(sources))
     unknown = [column for column in parsed.columns if column not in sources]
@@ -193,9 +189,19 @@ def book_schema(book: Codebook, formula: str) -> Schema:
         raise RequestError(
             f"formula: {unknown[0]!r} is not among the codebook's columns ({', '.join(sources)})"
         )
+    return parsed
+
+
+def book_schema(book: Codebook, formula: str) -> Schema:
+    """The design that a codebook's columns and levels, and its common quantiles for splines, give."""
+    levels: dict[str, tuple[str, ...]] = {}
+    for column in book.columns:
+        if column.kind == "level":
+            levels[column.source] = (*levels.get(column.source, ()), column.level)
+    parsed = formula_of(book, formula)
     knots = {(f.column, f.df): _knots(book, f.column, f.df) for term in parsed.terms for f in term if f.df}
     used = {name: tuple(sorted(levels[name])) for name in parsed.columns if name in levels}
-    return schema_of(Formula(parsed.terms, parsed.offset), used, knots)
+    return schema_of(parsed, used, knots)
 
 
 def _knots(book: Codebook, column: str, df: int) -> tuple[float, ...]:

@@ -24,6 +24,7 @@ from abps.methods.catalog import METHODS
 from abps.methods.coordinated import CoordinatedMethod
 from abps.methods.fedavg import FedAvg, FedProx
 from abps.methods.references import GlmExact
+from abps.methods.regression import Regression, formula_of
 from abps.methods.settings import configure, describe
 from abps.methods.star import StarMethod
 from abps.methods.star_exchange import StarExchange
@@ -82,6 +83,8 @@ class Agreement:
         outcome = self.book.outcome
         if not outcome.binary and given.only_binary:
             raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {given.only_binary}")
+        if isinstance(given, Regression) and self.book.columns:
+            formula_of(self.book, given.formula)  # a column that is not there is named at once
         return config
 
     @property
