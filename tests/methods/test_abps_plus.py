@@ -5,9 +5,15 @@ import polars as pl
 import pytest
 
 import abps
+from abps.data.prepare import prepare
 from abps.data.table import load
-from abps.methods.plus_state import column_groups
+from abps.methods import plus_updates
+from abps.methods.plus_state import as_models, column_groups, local_rows
 from abps.methods.settings import configure
+from abps.models.hierarchical import CommonModel, alone
+from abps.models.learners import learner_for
+from abps.models.metrics import labels_of, log_loss
+from abps.models.training import Training
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +133,29 @@ def test_classes_numbers_and_times():
         abps.federation(classes, label="y", center="hospital", outcome="classes"), "abps-plus", seed=1
     )
     assert run.score.mean > 0.75
+
+
+def test_the_chance_that_collaboration_helps_is_calibrated_on_average(monkeypatch):
+    """Worlds alike, mild, and with a risk of their own each; alone a hospital fits the same form."""
+    monkeypatch.setattr(plus_updates, "NEXT_PATIENTS", 37.0)  # test rows of a center
+    said, happened = [], []
+    for seed, knobs in enumerate(("heterogeneity=0", "heterogeneity=1", "heterogeneity=2,groups=40"), 21):
+        federation = load(f"icu-synthetic:{knobs},centers=40,stays=10000,seed={seed}")
+        run = abps.simulate(federation, "abps-plus", seed=seed)
+        data = prepare(federation, seed, standardise="common", splines=True)
+        local = local_rows(data, np.random.default_rng(0).random(len(data.own.y)))
+        common = CommonModel(np.zeros(local.rows.shape), np.zeros(local.rows.shape))
+        rows, group = local.rows, local.group.reshape(local.rows.shape)
+        fits = [alone(rows.design(i), rows.outcomes(i), rows.family, group, common) for i in range(data.size)]
+        own = np.stack([each.model.ravel() for each in fits])
+        learner = learner_for(data, Training.of("gam"), seed)
+        labels = labels_of(data.test)
+        together, apart = (
+            log_loss(learner.logits(models, data.test), labels)
+            for models in (run.models, as_models(own, local))
+        )
+        chance = run.decisions.filter(pl.col("decision") == "collaboration")["score"].to_list()
+        assert len(chance) == 1
+        said.append(chance[0])
+        happened.append(np.nanmean(together < apart))
+    assert abs(np.mean(said) - np.mean(happened)) < 0.05

@@ -9,6 +9,7 @@ from abps.models.hierarchical import (
     CenterRows,
     CommonModel,
     center_curvatures,
+    chance_of_gain,
     common_losses,
     common_sums,
     posterior,
@@ -188,3 +189,24 @@ def test_bad_rows_stay_finite(sizes):
     for i in range(4):
         found = posterior(rows.design(i), rows.outcomes(i), rows.family, prior)
         assert np.isfinite(found.model).all() and np.isfinite(found.evidence)
+
+
+def test_the_chance_of_a_gain_is_what_simulation_says():
+    """Normal outcomes: the loss is exactly quadratic, so draws of posterior and patients must agree."""
+    rng = np.random.default_rng(2)
+    n, patients = 80, 30
+    x = np.column_stack([rng.standard_normal((n, 3)), np.ones(n)])
+    y = x @ [0.4, -0.2, 0.1, 0.3] + rng.standard_normal(n)
+    family = families.Gaussian(np.ones((1, 1)), np.zeros(1))
+    prior = CommonModel(np.zeros((1, 4)), np.full((1, 4), 0.05))
+    own = posterior(x, y, family, prior).model
+    other = own + rng.normal(0, 0.15, (1, 4))
+    covariance = np.linalg.inv(x.T @ x + np.diag(1 / prior.variance[0]))
+    wins = 0
+    for _ in range(4000):
+        truth = rng.multivariate_normal(own[0], covariance)
+        new = x[rng.integers(0, n, patients)]
+        outcome = new @ truth + rng.standard_normal(patients)
+        wins += ((outcome - new @ own[0]) ** 2).sum() < ((outcome - new @ other[0]) ** 2).sum()
+    found = chance_of_gain(x, y, family, prior, own, other, patients)
+    assert found == pytest.approx(wins / 4000, abs=0.03)

@@ -220,6 +220,8 @@ class PlusState(Models):
     plain: what there was before clusters.
     resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
     chance: the p-value of the test whether centers differ; -1: there was none.
+    hope: the chance that collaboration lowers a center's loss, on average; -1: not all centers are here. For
+    single centers it says no more than its average.
     """
 
     exchanges: int
@@ -236,6 +238,7 @@ class PlusState(Models):
     resting: NDArray[np.bool_]
     over: bool = False
     chance: float = -1.0
+    hope: float = -1.0
 
 
 def column_groups(columns: tuple[str, ...], terms: int) -> NDArray[np.int64]:

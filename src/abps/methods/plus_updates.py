@@ -25,6 +25,7 @@ from abps.models.hierarchical import (
     CommonModel,
     Posterior,
     alone,
+    chance_of_gain,
     posterior,
 )
 from abps.models.interactions import PairTerms, column_effects
@@ -38,6 +39,9 @@ FIRST_PENALTY = 0.003
 
 #: In federations of more centers only those that surprise are asked whether they would rather be alone.
 MANY_CENTERS = 300
+
+#: Patients for whom the chance is computed that collaboration lowers a hospital's loss.
+NEXT_PATIENTS = 100.0
 
 #: By how much the log-evidence of a center's own rows must speak for its own model before it keeps that,
 #: beside the logarithm of the number of centers: among many, some do so by chance.
@@ -313,9 +317,14 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     common = CommonModel(state.fit.point.reshape(shape), np.zeros(shape), state.dispersion)
     modes, resting = state.own.modes.copy(), np.zeros(rows.n, dtype=bool)
     margin = REST_MARGIN + np.log(max(state.fit.centers, 1))
+    hopes = []
     for i in np.flatnonzero(_surprising(state, local, means)).tolist():
         together = evidence_of(state, local, i, outside[i]).evidence
-        by_itself = alone(rows.design(i), rows.outcomes(i), rows.family, group, common)
+        x, y = rows.design(i), rows.outcomes(i)
+        by_itself = alone(x, y, rows.family, group, common)
+        prior = CommonModel(means[i].reshape(shape), state.variance.reshape(shape), state.dispersion)
+        mode = state.own.modes[i].reshape(shape)
+        hopes.append(chance_of_gain(x, y, rows.family, prior, mode, by_itself.model, NEXT_PATIENTS))
         if by_itself.evidence <= together + margin:
             continue
         free = evidence_of(state, local, i, outside[i], free=True).evidence
@@ -323,7 +332,8 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
             modes[i], resting[i] = by_itself.model.ravel(), True
         elif state.clusters.directions(i) is None:
             modes[i] = evidence_of(state, local, i, means[i], free=True).model.ravel()
-    return replace(state, own=replace(state.own, modes=modes), resting=resting)
+    hope = float(np.mean(hopes)) if len(hopes) == state.fit.centers else -1.0
+    return replace(state, own=replace(state.own, modes=modes), resting=resting, hope=hope)
 
 
 def _surprising(state: PlusState, local: LocalRows, means: Floats) -> NDArray[np.bool_]:
@@ -369,6 +379,10 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
             part = (1.0 - own) * from_cluster * sizes[mine] / max(sizes[mine].sum(), 1.0)
             rows += [(member, int(j), "weight", float(w), "cluster peer") for j, w in zip(mine, part)]
         rows.append((member, -1, "weight", (1.0 - own) * (1.0 - from_cluster), "all centers"))
+    if state.hope >= 0:
+        rows.append(
+            (-1, -1, "collaboration", state.hope, "chance that it lowers a hospital's loss, on average")
+        )
     center, peer, decision, score, reason = (list(column) for column in zip(*rows, strict=True))
     nothing = np.full(len(rows), np.nan)
     return Decisions(

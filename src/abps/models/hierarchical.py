@@ -22,6 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
+from scipy.special import ndtr
 
 from abps.models.families import Family
 
@@ -291,6 +292,30 @@ def posterior(
     dof, logdet = solver.summary()
     loss = float(family.loss(z, y, start).sum())
     return Posterior(prior.mean + scale * g, residual.T @ x, dof, now - 0.5 * logdet, loss)
+
+
+def chance_of_gain(
+    x: Floats, y: Floats, family: Family, prior: CommonModel, model: Floats, other: Floats, patients: float
+) -> float:
+    """The posterior probability that a center's model has a smaller loss than another one on so many further
+    patients.
+
+    The loss is quadratic around the mode ``model`` (terms, columns + 1) of the posterior. With the distance d
+    of the other model, the information H of one row and the posterior covariance C, the difference of the
+    losses of m rows has the mean m d'Hd / 2 and the variance m² d'HCHd + m d'Hd.
+    """
+    if len(y) == 0:
+        return 0.5
+    scale, apart = np.sqrt(prior.variance), other - model
+    start = np.array([0, len(y)])
+    information = family.information(x @ model.T @ family.mix + family.baseline, y, start) / prior.dispersion
+    along = x @ apart.T
+    bent = np.einsum("rts,rs->rt", information, along)
+    size = float((along * bent).sum()) / len(y)
+    slope = scale * (bent.T @ x) / len(y)
+    doubt = float((slope * WhitenedCurvature(x, information, scale).solve(slope)).sum())
+    spread = np.sqrt(patients**2 * doubt + patients * size)
+    return float(ndtr(0.5 * patients * size / max(spread, 1e-12)))
 
 
 class WhitenedCurvature:
