@@ -1,10 +1,12 @@
-"""abps-plus beside its references on real federations and synthetic worlds: accuracy, bytes, exchanges.
+"""abps-plus beside its references on real federations and synthetic worlds: accuracy, calibration, bytes.
 
-    python benchmarks/flagship.py --tables FOLDER --seeds 11,22,33 --out flagship.csv
-    python benchmarks/flagship.py --worlds 8101,8102 --centers 230 --methods fedavg,abps-plus --out worlds.csv
+    python benchmarks/flagship.py --data FOLDER --out benchmarks/results/flagship_real.csv
+    python benchmarks/flagship.py --worlds 8101 --methods fedavg,abps-plus --out worlds.csv
+    python benchmarks/flagship.py --worlds 8101 --methods abps-plus,abps-plus:structure=no --out ablation.csv
 
-Every line of the CSV is one run. The table on the terminal has the mean over seeds (or worlds) of the mean
-AUROC over centers, and all bytes in units of FedAvg's.
+Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all test
+rows, all bytes in units of FedAvg's. A method may have settings after a colon. The table on the terminal has
+means over seeds (or worlds).
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
 
 import abps
+from abps.lab.suite import make_federation, suite
 
-#: File, label and center column of the real federations.
+#: File, label and center column of the real federations that are one table.
 TABLES = {
     "GUSTO": ("gusto.csv.gz", "died", "hospital"),
     "COVID": ("covid_mx_state_sector.csv.gz", "died", "hospital"),
@@ -32,7 +36,10 @@ TABLES = {
     "RAND": ("rand_hie.csv.gz", "event", "site"),
 }
 
-#: Knobs of the synthetic worlds; N: the number of centers.
+#: Real federations that are cohorts of the benchmark suite.
+COHORTS = {"PhysioNet": "physionet2012", "eICU": "eicu-demo", "Heart": "heart"}
+
+#: Knobs of the synthetic worlds; n: the number of centers.
 WORLDS = {
     "severe": "heterogeneity=4",
     "metadata uninformative": "heterogeneity=4,aligned=false",
@@ -42,37 +49,47 @@ WORLDS = {
     "own risk each": "heterogeneity=2,groups={n}",
     "one odd center": "heterogeneity=4,group_sizes={n1}+1",
     "many small clusters": "heterogeneity=4,groups={tenth}",
+    "default": "",
 }
 
-COLUMNS = (
-    "federation",
-    "seed",
-    "method",
-    "auroc",
-    "log_loss",
-    "all_vs_fedavg",
-    "exchanges",
-    "rest",
-    "seconds",
-)
+MEASURES = ("auroc", "log_loss", "slope", "all_vs_fedavg", "exchanges")
 
 
 def federations(args: argparse.Namespace) -> Iterator[tuple[str, abps.Federation, int]]:
     """Names, federations and seeds."""
-    if args.tables is not None:
-        for name, (file, label, center) in TABLES.items():
-            if args.only and name not in args.only.split(","):
-                continue
-            federation = abps.read_table(args.tables / file, label=label, center=center)
-            for seed in map(int, args.seeds.split(",")):
-                yield name, federation, seed
+    wanted = set(filter(None, args.only.split(",")))
+    for name in (*TABLES, *COHORTS) if args.data is not None else ():
+        if wanted and name not in wanted:
+            continue
+        if name in TABLES:
+            file, label, center = TABLES[name]
+            federation = abps.read_table(args.data / "hospitals" / file, label=label, center=center)
+        else:
+            federation = make_federation(suite()[COHORTS[name]], args.data, 0)
+        for seed in map(int, args.seeds.split(",")):
+            yield name, federation, seed
     for world in filter(None, args.worlds.split(",")):
         for name, knobs in WORLDS.items():
-            if args.only and name not in args.only.split(","):
+            if wanted and name not in wanted:
                 continue
             n = args.centers
             text = knobs.format(n=n, n1=n - 1, tenth=max(n // 10, 2))
-            yield name, abps.load(f"icu-synthetic:{text},centers={n},seed={world}"), int(world)
+            given = ",".join(filter(None, [text, f"centers={n}", f"seed={world}"]))
+            yield name, abps.load(f"icu-synthetic:{given}"), int(world)
+
+
+def measured(federation: abps.Federation, method: str, seed: int) -> tuple[float, ...]:
+    """One run; method: a name, perhaps with settings after a colon."""
+    name, _, words = method.partition(":")
+    settings = dict(word.split("=") for word in words.split("+")) if words else {}
+    model = "gam" if name in ("fedavg", "glm-exact") else None
+    run = abps.simulate(federation, name, seed=seed, model=model, settings=settings)
+    rows = run.predictions()
+    y, p = rows["y"].to_numpy(), np.clip(rows["probability"].to_numpy().astype(float), 1e-6, 1 - 1e-6)
+    z = np.log(p / (1 - p))
+    slope = LogisticRegression(C=np.inf).fit(z[:, None], y).coef_[0, 0]
+    loss = -np.mean(np.where(y == 1, np.log(p), np.log(1 - p)))
+    return run.auroc.mean, float(loss), float(slope), run.bytes.all_vs_fedavg, run.rounds
 
 
 def main() -> None:
@@ -80,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tables", type=Path, help="folder of the real federations")
+    parser.add_argument("--data", type=Path, help="folder of the real federations")
     parser.add_argument("--worlds", default="", help="seeds of synthetic worlds, e.g. 8101,8102")
     parser.add_argument("--centers", type=int, default=230, help="centers of a synthetic world")
     parser.add_argument("--seeds", default="11,22,33", help="splits of a real federation")
@@ -88,26 +105,24 @@ def main() -> None:
     parser.add_argument("--only", default="", help="federations by name, with commas")
     parser.add_argument("--out", type=Path, default=Path("flagship.csv"))
     args = parser.parse_args()
-    found: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    methods = args.methods.split(",")
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
     with args.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(("federation", "seed", "method", *MEASURES))
         for name, federation, seed in federations(args):
-            for method in args.methods.split(","):
-                model = "gam" if method in ("fedavg", "glm-exact") else None
-                run = abps.simulate(federation, method, seed=seed, model=model)
-                line = (run.auroc.mean, run.brier.mean, run.bytes.all_vs_fedavg)
+            for method in methods:
+                line = measured(federation, method, seed)
                 found[name, method].append(line)
-                writer.writerow((name, seed, method, *line, run.rounds, run.rest.share, run.seconds))
+                writer.writerow((name, seed, method, *(f"{value:.5g}" for value in line)))
                 file.flush()
                 print(f"{name} {seed} {method}: {line[0]:.4f}", file=sys.stderr)
-    methods = args.methods.split(",")
     print("| federation | " + " | ".join(methods) + " | bytes of the last |")
     print("|---" * (len(methods) + 2) + "|")
     for name in dict.fromkeys(key for key, _ in found):
-        means = [np.mean([line[0] for line in found[name, method]]) for method in methods]
-        size = np.mean([line[2] for line in found[name, methods[-1]]])
-        print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in means) + f" | {size:.4f}× |")
+        means = [np.mean(found[name, method], axis=0) for method in methods]
+        cells = (f"{each[0]:.3f} {each[1]:.3f} {each[2]:.2f}" for each in means)
+        print(f"| {name} | " + " | ".join(cells) + f" | {means[-1][3]:.4f}× |")
 
 
 if __name__ == "__main__":

@@ -364,7 +364,7 @@ def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
     """(n,) which members send their curvature, drawn from the seed: all where it is small."""
     if q <= FULL_CURVATURE:
         return np.ones(context.n, dtype=bool)
-    count = max(min(CURVATURE_NUMBERS // q, MOST_CURVATURES), FEWEST_CURVATURES, context.n // 20)
+    count = min(max(CURVATURE_NUMBERS // q, FEWEST_CURVATURES, context.n // 20), MOST_CURVATURES)
     draw = streams.uniforms(context.seed, "sketch", 0, context.ids)
     chosen = np.zeros(context.n, dtype=bool)
     chosen[np.argsort(draw, kind="stable")[:count]] = True
@@ -450,8 +450,8 @@ def _with_curvature(
     if len(uploads) == 1:  # a masked sum of curvatures
         sent, size = np.ones(1, dtype=bool), np.ones((1, q))
     else:
-        small = (np.abs(np.nan_to_num(each)) <= 1.05).all(axis=1)
-        sent = accepted & np.isfinite(each).all(axis=1) & small
+        sent = accepted & np.isfinite(each[:, 0])  # few do: the others' numbers are not looked at
+        sent[sent] = (np.abs(each[sent]) <= 1.05).all(axis=1)
         size = np.sqrt(np.maximum(parts["diagonal"], 0.0))
     matrix = np.zeros((q, q))
     for i in np.flatnonzero(sent):

@@ -40,6 +40,9 @@ FIRST_PENALTY = 0.003
 #: In federations of more centers only those that surprise are asked whether they would rather be alone.
 MANY_CENTERS = 300
 
+#: Peers of a cluster that are named in the audit trail, the largest first.
+MOST_NAMED = 50
+
 #: Patients for whom the chance is computed that collaboration lowers a hospital's loss.
 NEXT_PATIENTS = 100.0
 
@@ -377,7 +380,11 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
             from_cluster = float(np.clip(1.0 - left[used].mean(), 0.0, 1.0))
             mine = np.flatnonzero((number == clusters.number[i]) & (np.arange(context.n) != member))
             part = (1.0 - own) * from_cluster * sizes[mine] / max(sizes[mine].sum(), 1.0)
-            rows += [(member, int(j), "weight", float(w), "cluster peer") for j, w in zip(mine, part)]
+            first = np.argsort(-part, kind="stable")
+            named, others = first[:MOST_NAMED], first[MOST_NAMED:]
+            rows += [(member, int(mine[k]), "weight", float(part[k]), "cluster peer") for k in named]
+            if len(others):
+                rows.append((member, -1, "weight", float(part[others].sum()), "further cluster peers"))
         rows.append((member, -1, "weight", (1.0 - own) * (1.0 - from_cluster), "all centers"))
     if state.hope >= 0:
         rows.append(
