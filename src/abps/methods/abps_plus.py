@@ -47,7 +47,6 @@ from abps.methods.plus_state import (
     chosen_message,
     common_model,
     curvature_message,
-    directions_message,
     half_scores_message,
     local_of,
     local_rows,
@@ -132,8 +131,7 @@ class ABPSPlus(CoordinatedMethod):
                 return Phase.VARIANCES
             return (Phase.HALF_SCORES, Phase.GATE)[t - 1]
         if not state.clusters.fits:
-            asks = state.clusters.chosen >= 0 and not state.clusters.whole
-            return Phase.DIRECTIONS if asks else Phase.OVER
+            return Phase.OVER
         t -= VARIANCE_EXCHANGES
         if t <= CLUSTER_STEPS:
             return Phase.CLUSTER_FIT
@@ -204,9 +202,6 @@ class ABPSPlus(CoordinatedMethod):
             fields = Fields({"mean": Field("small", local.q)})
             lists = [state.clusters.fit_of(g).point for g in state.clusters.number.tolist()]
             return Upload.encode(lists, [fields.form] * len(lists))
-        if phase is Phase.DIRECTIONS:
-            more = half_scores_message(local)
-            return Upload.encode(_half_score_lists(state, local), [more.form] * context.r)
         fields = message(phase, local)
         if phase in _SUMMING:
             lists = [fields.pack(values) for values in _variance_values(state)]
@@ -255,11 +250,6 @@ class ABPSPlus(CoordinatedMethod):
         phase = self.phase(context, state)
         if phase is Phase.CLUSTER_MEANS:
             return _cluster_means(uploads, local, state.clusters.count)
-        if phase is Phase.DIRECTIONS:
-            columns = state.variance[: local.mains]
-            halves = plus_structure.HalfScores.of(state, local, uploads, columns)
-            loadings = halves.directions(halves.present).T.ravel()
-            return Broadcast(NumberList.of(loadings, directions_message(local).form))
         fields = message(phase, local)
         present = np.asarray(~np.isnan(uploads[:, : fields.length]).all(axis=1))
         screened = self._screen(context, state, phase, fields, uploads)
@@ -313,7 +303,6 @@ class ABPSPlus(CoordinatedMethod):
             Phase.VARIANCES: _apply_variances,
             Phase.CLUSTER_FIT: _apply_cluster_step,
             Phase.CLUSTER_MEANS: _apply_cluster_means,
-            Phase.DIRECTIONS: _apply_directions,
         }
         after = replace(steps[phase](context, state, broadcast), exchanges=t)
         return self._with_models(context, after, phase)
@@ -578,8 +567,7 @@ def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -
     local = local_of(context, state)
     sums = message(Phase.VARIANCES, local).unpack(broadcast.common.values)
     if state.clusters.fits and sums["gains"][0] < 0:  # all in all clusters do not help: back to what was
-        bare = state.plain.back(state)
-        return replace(bare, clusters=replace(bare.clusters, whole=True))  # with what was learned from others
+        return state.plain.back(state)
     return plus_updates.after_variances(state, local, sums, move=not state.clusters.fits)
 
 
@@ -605,7 +593,3 @@ def _apply_cluster_means(context: Context, state: PlusState, broadcast: Broadcas
     means = broadcast.common.values.reshape(-1, local.q)
     state = replace(state, clusters=replace(state.clusters, count=len(means)))
     return plus_structure.choose_clusters(state, local, means)
-
-
-def _apply_directions(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    return plus_structure.take_directions(state, local_of(context, state), broadcast.common.values)

@@ -44,7 +44,6 @@ class Phase(Enum):
     VARIANCES = "variances"
     CLUSTER_FIT = "cluster fit"
     CLUSTER_MEANS = "cluster means"
-    DIRECTIONS = "shared directions"
     OVER = "over"
 
 
@@ -146,14 +145,12 @@ class ClusterState:
 
     loadings: (r, dimensions, columns) shared directions, from centers of other folds; none of outcomes with
     several terms.  chosen: which candidate of them is used, -1: none.  count: of clusters that were found.
-    whole: the directions come from all centers.
     number: (r,) the cluster of every center here.  fits: of the clusters ``names`` that have a center here.
     """
 
     loadings: Floats
     chosen: int
     count: int
-    whole: bool
     number: Ints
     names: Ints
     fits: tuple[FitState, ...]
@@ -164,7 +161,7 @@ class ClusterState:
         r = local.rows.n
         loadings = np.zeros((r, structure.DIMENSIONS, local.mains))
         none = np.zeros(0, dtype=np.int64)
-        return ClusterState(loadings, -1, 1, False, np.zeros(r, dtype=np.int64), none, ())
+        return ClusterState(loadings, -1, 1, np.zeros(r, dtype=np.int64), none, ())
 
     @property
     def without_fits(self) -> ClusterState:
@@ -333,11 +330,6 @@ def fold_message(local: LocalRows) -> Fields:
     """What the coordinator tells one center about structure: directions, and the center's cluster."""
     loadings = Field("small", local.mains, structure.DIMENSIONS)
     return Fields({"loadings": loadings, "cluster": Field("single", 1), "clusters": Field("single", 1)})
-
-
-def directions_message(local: LocalRows) -> Fields:
-    """Shared directions of all centers."""
-    return Fields({"loadings": Field("small", local.mains, structure.DIMENSIONS)})
 
 
 def chosen_message(count: int, terms: int) -> Fields:

@@ -20,7 +20,6 @@ from abps.methods.plus_state import (
     LocalRows,
     PlusState,
     common_model,
-    directions_message,
     fold_message,
     half_scores_message,
     local_of,
@@ -153,14 +152,6 @@ def propose(context: Context, halves: HalfScores, local: LocalRows) -> tuple[flo
             values |= {"cluster": float(number[member]), "clusters": float(count)}
             messages[member] = NumberList.of(form.pack(values), form.form)
     return chance, messages
-
-
-def take_directions(state: PlusState, local: LocalRows, values: Floats) -> PlusState:
-    """The state with directions that all centers share."""
-    scale = state.scale[: local.mains]
-    found = directions_message(local).unpack(values)["loadings"].reshape(structure.DIMENSIONS, -1) / scale
-    loadings = np.tile(found, (local.rows.n, 1, 1))
-    return replace(state, clusters=replace(state.clusters, loadings=loadings, whole=True))
 
 
 def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> PlusState:
