@@ -1,4 +1,4 @@
-"""What methods ask of a learner besides training: full gradients, contrasts of representations, lessons."""
+"""What methods ask of a learner besides training: full gradients, contrasts of representations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from abps.core.arrays import Weights
 from abps.data.prepare import Prepared, Rows
 from abps.models.learners import learner_for
 from abps.models.models import MLP
-from abps.models.training import Contrast, Learner, Lesson, Objective, Training
+from abps.models.training import Contrast, Learner, Objective, Training
 
 PLAIN = Training(batch=16, dropout=0.0)
 
@@ -121,20 +121,3 @@ def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, plain, model)
         loss = loss + 3.0 * F.cross_entropy(like / 0.5, torch.zeros(len(x), dtype=torch.long))
         slope = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
         np.testing.assert_allclose(after[i], w[i] - 0.1 * slope.numpy(), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("model", ["mlp", lambda width: Other(width, 0.0)])
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_lesson_has_its_share_in_every_step(ready: Prepared, plain, model) -> None:
-    training = Training(
-        epochs=1, batch=32, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0, model=model
-    )
-    short = ready.train.sizes <= 32  # centers of one step
-    assert short.any()
-    learner = learner_for(ready, training, 11, plain=plain)
-    w, rows = models(learner, 6), ready.validation
-    share = np.array([0.0, 0.4, 1.0, 0.4, 0.7, 0.2], dtype=np.float32)
-    after = learner.train(w, 1, Objective(lesson=Lesson(rows, share)))
-    own, other = learner.gradient(w, ready.train), learner.gradient(w, rows)
-    wanted = w - 0.1 * ((1 - share[:, None]) * own + share[:, None] * other)
-    np.testing.assert_allclose(after[short], wanted[short], rtol=1e-4, atol=1e-6)

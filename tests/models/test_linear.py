@@ -18,9 +18,9 @@ from abps.data.scales import Scale, agree, summaries
 from abps.data.splines import bends, design_of, terms_of
 from abps.methods.catalog import CATALOG
 from abps.methods.settings import configure
-from abps.models.additive import Linear
 from abps.models.learners import learner_for
 from abps.models.metrics import labels_of, log_loss
+from abps.models.models import Linear
 from abps.models.specs import MODELS, ModelSpec, find_model
 from abps.models.training import Training
 from federations import tiny
@@ -132,10 +132,10 @@ def test_a_model_brings_its_training_and_settings_replace_it():
 
 def test_models_of_one_s_own_by_place_and_by_factory():
     data = tiny()
-    by_place = abps.simulate(data, "fedavg", rounds=1, model="abps.models.additive:Linear")
+    by_place = abps.simulate(data, "fedavg", rounds=1, model="abps.models.models:Linear")
     by_factory = abps.simulate(data, "fedavg", rounds=1, model=Linear)
     np.testing.assert_allclose(by_place.models, by_factory.models, rtol=0, atol=0)
-    assert by_factory.config["training"]["model"] == "abps.models.additive.Linear"
+    assert by_factory.config["training"]["model"] == "abps.models.models.Linear"
     assert isinstance(find_model("gam"), ModelSpec) and set(MODELS) >= {"mlp", "linear", "gam"}
     with pytest.raises(RequestError, match="is not a model"):
         find_model("math:pi")

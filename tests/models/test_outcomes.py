@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from abps.data.outcome import Outcome
 from abps.evaluate import survival
 from abps.models import outcomes
-from abps.models.torch_losses import mean_loss
+from abps.models.modules import mean_loss
 
 HAZARD = Outcome("survival", "hazard", grid=(1.0, 2.5, 4.0))
 COX = Outcome("survival", "cox")

@@ -12,7 +12,7 @@ from abps.core.errors import RequestError
 from abps.models import draws
 from abps.models.learners import learner_for
 from abps.models.modules import ModuleLearner
-from abps.models.training import Lesson, Objective, Training
+from abps.models.training import Contrast, Objective, Training
 from federations import tiny
 
 SIZES = (60, 33, 12, 3)
@@ -120,9 +120,9 @@ def test_a_center_draws_the_same_alone_as_among_others():
 
 def test_what_has_no_bound_is_refused():
     fast, plain = learners(Training.of("linear", clip=0.5))
-    lesson = Objective(lesson=Lesson(fast.data.train, np.ones(fast.data.size, dtype=np.float32)))
+    contrast = Objective(contrast=Contrast(fast.start, fast.start, 1.0, 0.5))
     for learner in (fast, plain):
         with pytest.raises(RequestError, match="single rows"):
-            learner.train(weights(fast), 1, lesson)
+            learner.train(weights(fast), 1, contrast)
     with pytest.raises(RequestError, match="set clip"):
         Training(noise_multiplier=1.0)

@@ -16,7 +16,7 @@ from abps.models.learners import learner_for
 from abps.models.mixtures import mixed, mixtures
 from abps.models.models import MLP, initial_weights, layout_of
 from abps.models.modules import with_given_dropout
-from abps.models.training import Contrast, Lesson, Objective, Training
+from abps.models.training import Contrast, Objective, Training
 from federations import tiny
 
 SEED = 5
@@ -296,12 +296,10 @@ def test_the_compiled_round_equals_the_plain_one(optimizer, dropout):
     )
     far = learner.start + 0.1 * np.random.default_rng(0).normal(size=w.shape).astype(np.float32)
     contrast = Objective(contrast=Contrast(learner.start, far, 2.0, 0.5))
-    share = np.array([0.0, 0.3, 1.0, 0.5, 0.2], dtype=np.float32)
-    lesson = Objective(lesson=Lesson(data.validation, share))
     cut = learner.layout.shared(1)
     asked = [{"objective": objective}, {"columns": slice(cut, None)}, {"columns": slice(0, cut), "epochs": 3}]
     if optimizer == "sgd":  # with Adam, a gradient that vanishes for one weight turns rounding into a step
-        asked += [{"objective": contrast}, {"objective": lesson}]
+        asked += [{"objective": contrast}]
     plain = learner_for(data, training, SEED, plain=True)
     fused = [learner.train(w, 2, **ask) for ask in asked]
     for got, ask in zip(fused, asked, strict=True):

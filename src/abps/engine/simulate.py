@@ -32,7 +32,7 @@ from abps.methods.catalog import name_of
 from abps.methods.settings import configure, describe
 from abps.models.layout import ModelFactory
 from abps.models.learners import learner_for
-from abps.models.native.blas import BLAS
+from abps.models.threads import BLAS
 
 ENGINES = ("simulate", "debug")
 

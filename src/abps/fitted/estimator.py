@@ -27,7 +27,7 @@ from abps.methods.plus_state import as_models, local_of
 from abps.methods.settings import configure
 from abps.models.interactions import pair_logits
 from abps.models.learners import learner_for
-from abps.models.native.blas import BLAS
+from abps.models.threads import BLAS
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags

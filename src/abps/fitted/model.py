@@ -19,9 +19,8 @@ from abps.data.outcome import Outcome
 from abps.data.splines import Design, design_of
 from abps.evaluate.calibration import Recalibration, expit
 from abps.fitted.inputs import Range, readable
-from abps.models.additive import Linear
 from abps.models.interactions import PairTerms
-from abps.models.models import MLP, layout_of
+from abps.models.models import MLP, Linear, layout_of
 from abps.models.outcomes import foretold, risk
 
 Floats = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The paper's network, and the parameters of any model as one flat row (:mod:`abps.models.layout`)."""
+"""The paper's network and the linear model as PyTorch modules, and the layout of any module's parameters."""
 
 from __future__ import annotations
 
@@ -49,6 +49,45 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(rows,) logits, or (rows, outputs) of several."""
         return self.head(self.drops[-1](self.representation(x))).squeeze(-1)
+
+
+class Intercept(nn.Module):
+    """A number that is added, one to each answer."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same, shifted."""
+        return x + self.value
+
+
+class Linear(nn.Module):
+    """Logits (rows,) = inputs (rows, width) times coefficients, and an intercept; of an outcome with several
+    answers the terms (rows, terms) are mixed to answers (rows, outputs), each with an intercept.
+
+    It starts at zero and has two layers, the coefficients and the intercept: with one private layer a center
+    keeps its own level of risk and shares what the columns mean.
+    """
+
+    def __init__(self, width: int, outcome: Outcome = BINARY) -> None:
+        super().__init__()
+        self.mix = outcome.mix
+        self.terms = nn.Linear(width, len(self.mix), bias=False)
+        nn.init.zeros_(self.terms.weight)
+        self.intercept = Intercept(torch.from_numpy(outcome.start))
+
+    def representation(self, x: Tensor) -> Tensor:
+        """(rows, width) what every input adds to the logit; (rows, terms times width) to several."""
+        return (x[:, None] * self.terms.weight).flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows,) logits, or (rows, outputs) of several."""
+        terms = self.terms(x)
+        if self.mix.shape != (1, 1):
+            terms = terms @ torch.from_numpy(self.mix).to(terms)
+        return self.intercept(terms.squeeze(-1))
 
 
 def layout_of(model: nn.Module) -> Layout:

@@ -69,7 +69,6 @@ class NetworkLearner(NativeLearner):
             tuple(moves),
             tuple(terms_of(what.objective, self.data.size, self.layout.size)),
             tuple(self._frozen(what.objective)),
-            tuple(self._taught(what.objective)),
             tuple(self._prior(what.objective, ids, what.number, steps)),
             tuple(self._drop(ids, what.number, steps)),
             tuple(self._memory()),
@@ -97,14 +96,6 @@ class NetworkLearner(NativeLearner):
             each_row(given.near, size),
             each_row(given.far, size),
         )
-
-    def _taught(self, objective: Objective) -> network.Taught:
-        """Rows that centers learn from besides their own."""
-        given, own = objective.lesson, self.data.train
-        if given is None:
-            return network.Taught(np.empty(0, dtype=np.float32), own.x, own.y, own.start)
-        rows = given.rows
-        return network.Taught(given.share.astype(np.float32), rows.x, rows.y, rows.start)
 
     def _prior(self, objective: Objective, ids: NDArray[np.uint64], round: int, steps: int) -> network.Prior:
         """The prior of Gaussian weights, and the keys of their noise."""

@@ -1,6 +1,6 @@
 """What follows from an outcome for learning: the loss of a row, its slope, who is at risk, what is foretold.
 
-``judged`` is compiled; :mod:`abps.models.torch_losses` has the same losses for automatic differentiation.
+``judged`` is compiled; :mod:`abps.models.modules` has the same losses for automatic differentiation.
 Of Cox's likelihood the rows that are given together are one stratum: a center's rows, or a batch of them.
 """
 

@@ -47,7 +47,7 @@ def _mlp(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
 
 
 def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
-    from abps.models.additive import Linear
+    from abps.models.models import Linear
 
     return Linear
 

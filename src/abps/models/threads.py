@@ -11,8 +11,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
+import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be limited to one thread)
+from threadpoolctl import ThreadpoolController
+
 from abps.cores import available_cores
-from abps.models.native.blas import BLAS
+
+#: The BLAS behind compiled products; threads that run side by side give it one thread each.
+BLAS = ThreadpoolController().select(user_api="blas")
 
 
 class Crew:

@@ -128,18 +128,6 @@ class Training:
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
-    """Rows that a center learns from besides its own, all of them at every step and without dropout.
-
-    rows: of every center; labels between 0 and 1 are allowed.  share: (n,) their weight, which is taken from
-    that of the batch.
-    """
-
-    rows: Rows
-    share: Weights
-
-
-@dataclass(frozen=True, eq=False)
 class Contrast:
     """A contrastive loss on representations (Li et al. 2021): near one frozen model's, away from another's.
 
@@ -183,7 +171,6 @@ class Objective:
     so that compiled code can read it.
 
     strength: a number or (n,).  anchor, shift: (P,) or (n, P).
-    lesson: a share of the loss is taken on other rows.
     gaussian: what is trained are not weights (n, P) but means and raw spreads of weights (n, 2P); anchor and
     shift are then of these.
     """
@@ -192,13 +179,12 @@ class Objective:
     anchor: Weights | None = None
     shift: Weights | None = None
     contrast: Contrast | None = None
-    lesson: Lesson | None = None
     gaussian: Gaussian | None = None
 
     @property
     def simple(self) -> bool:
         """Whether it has only terms in the weights."""
-        return self.contrast is None and self.lesson is None and self.gaussian is None
+        return self.contrast is None and self.gaussian is None
 
     def of(self, i: int) -> tuple[float, NDArray[np.float64] | None, NDArray[np.float64] | None]:
         """Center i's strength, anchor (P,) and shift (P,)."""

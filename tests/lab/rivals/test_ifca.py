@@ -93,8 +93,7 @@ def test_the_server_by_hand() -> None:
 
 
 def make_layout():
-    from abps.models.additive import Linear
-    from abps.models.models import layout_of
+    from abps.models.models import Linear, layout_of
 
     return layout_of(Linear(2))
 

@@ -6,7 +6,7 @@ one center after the other, without the interpreter's lock, so that a thread per
 matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
 
 The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
-classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Taught`, :class:`Prior`, :class:`Drop` and
+classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Prior`, :class:`Drop` and
 :class:`Room` say what such a tuple holds.
 
 Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
@@ -67,15 +67,6 @@ class Frozen(NamedTuple):
     far: Floats
 
 
-class Taught(NamedTuple):
-    """Rows (rows, d), their labels and starts, whose loss has a share (n,) in a center's; (0,) for none."""
-
-    share: Floats
-    x: Floats
-    y: Floats
-    start: Ints
-
-
 class Prior(NamedTuple):
     """What Gaussian weights should stay near, and where their noise comes from.
 
@@ -106,12 +97,11 @@ class Drop(NamedTuple):
 class Room(NamedTuple):
     """A thread's memory, used again for every center.
 
-    model, lesson, noise, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that
+    model, noise, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that
     are no Gaussians use the first half.
     """
 
     model: Floats
-    lesson: Floats
     noise: Floats
     spread: Floats
     tilt: Floats
@@ -137,7 +127,6 @@ def room(widths: Ints, batch: int) -> Room:
 
     return Room(
         model=floats(parameters),
-        lesson=floats(parameters),
         noise=floats(parameters),
         spread=floats(parameters),
         tilt=floats(parameters),
@@ -338,38 +327,6 @@ def _gradient(
 
 
 @compiled
-def _teach(w, g, share, x, y, batch, widths, lesson, hidden, backward, drawn, limit, keys, places):
-    """Blend ``g`` with the gradient on other rows (b, d), without dropout; lesson: room for it."""
-    zero, one = np.float32(0.0), np.float32(1.0)
-    for p in range(len(g)):
-        g[p] *= one - share
-    for at in range(0, len(x), batch):
-        seen, labels, no_turn = x[at : at + batch], y[at : at + batch], backward[:0]
-        rows = len(seen)
-        _gradient(
-            w,
-            lesson,
-            seen,
-            labels,
-            rows,
-            widths,
-            hidden,
-            backward,
-            no_turn,
-            zero,
-            one,
-            drawn,
-            zero,
-            limit,
-            keys,
-            places,
-        )
-        say = np.float32(share * rows / len(x))
-        for p in range(len(g)):
-            g[p] += say * lesson[p]
-
-
-@compiled
 def _draw_weights(both, key, places, noise, spread, tilt, w):
     """Weights (P,) from means and raw spreads (2 P,); noise, spread and its slope ``tilt`` are kept."""
     mean, raw = both[: len(w)], both[len(w) :]
@@ -424,6 +381,21 @@ def _adam(w, g, mean, square, lr, decay, step):
 
 
 @compiled
+def _seated(x, y, first, order, d, seats, labels):
+    """(rows, d) a batch: the rows first + order of x, then zeros up to a whole four of rows."""
+    rows = len(order)
+    for r in range(rows):
+        k = first + order[r]
+        row, seat = x[k], seats[r * d : (r + 1) * d]
+        for f in range(d):
+            seat[f] = row[f]
+        labels[r] = y[k]
+    full = (rows + 3) // 4 * 4
+    seats[rows * d : full * d] = np.float32(0.0)
+    return seats[: full * d].reshape((full, d))
+
+
+@compiled
 def train(
     members,
     before,
@@ -438,7 +410,6 @@ def train(
     rule,
     terms,
     frozen,
-    taught,
     prior,
     drop,
     room,
@@ -453,11 +424,10 @@ def train(
     adam, lr, decay, low, high = rule
     strength, anchor, shift = terms
     force, temperature, near, far = frozen
-    share, taught_x, taught_y, taught_start = taught
     say, center, width, noise_keys, noise_places = prior
     rate, limit, keys, places = drop
-    model, lesson, noise, spread, tilt, trained, gradient, means, squares = room[:9]
-    seats, labels, hidden, backward, turns, drawn = room[9:]
+    model, noise, spread, tilt, trained, gradient, means, squares = room[:8]
+    seats, labels, hidden, backward, turns, drawn = room[8:]
     d, units = widths[0], widths[-2]
     # What is trained and its gradient; the weights that meet a batch, and theirs.
     w, g = trained[: before.shape[1]], gradient[: before.shape[1]]
@@ -479,16 +449,8 @@ def train(
         for epoch in range(epochs):
             for at in range(0, own, batch):
                 rows = min(batch, own - at)
-                for r in range(rows):
-                    k = start[i] + orders[epoch, c, at + r]
-                    row, seat = x[k], seats[r * d : (r + 1) * d]
-                    for f in range(d):
-                        seat[f] = row[f]
-                    labels[r] = y[k]
-                full = (rows + 3) // 4 * 4
-                seats[rows * d : full * d] = np.float32(0.0)
-                seen = seats[: full * d].reshape((full, d))
-                turn = turns[: full * units if len(near) else 0]
+                seen = _seated(x, y, start[i], orders[epoch, c, at : at + rows], d, seats, labels)
+                turn = turns[: len(seen) * units if len(near) else 0]
                 if len(near):
                     turn[rows * units :] = np.float32(0.0)
                     for r in range(rows):
@@ -513,24 +475,6 @@ def train(
                     keys[c, step],
                     places,
                 )
-                if len(share) and share[i] > np.float32(0.0):
-                    mine = slice(taught_start[i], taught_start[i + 1])
-                    _teach(
-                        met,
-                        met_slope,
-                        share[i],
-                        taught_x[mine],
-                        taught_y[mine],
-                        batch,
-                        widths,
-                        lesson,
-                        hidden,
-                        backward,
-                        drawn,
-                        limit,
-                        keys[c, step],
-                        places,
-                    )
                 if gaussian:
                     around, wide = center[min(i, len(center) - 1)], width[min(i, len(width) - 1)]
                     _carry_back(g, w, noise, spread, tilt, say[i], around, wide)
