@@ -56,6 +56,9 @@ def test_every_name_has_a_section_with_an_example_that_uses_it():
         examples = doctest.DocTestParser().get_examples(section)
         used = rf"\babps\.{name}\b"
         assert any(re.search(used, example.source) for example in examples), f"no example of abps.{name}"
+        place = getattr(getattr(abps, name), "__module__", None)
+        if name != "CATALOG":  # a table of names has no text of its own
+            assert f"::: {place}.{name}\n" in section, f"abps.{name} lies in {place}"
 
 
 def test_the_examples_are_true(tmp_path, monkeypatch):
