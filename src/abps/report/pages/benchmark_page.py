@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import itertools
 import math
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from abps import files
 from abps.lab.benchmark import SIZES, BenchmarkResult, Ranking, ranking, to_frame
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
+from abps.report.pages.document import render
 
 #: What a federation looks like: columns of its table, with their forms.
 ANATOMY = (
@@ -271,22 +271,8 @@ def ranks(found: Ranking) -> Figure:
 
 
 def _page(frames: dict[str, pl.DataFrame], figures: Sequence[Drawing]) -> str:
-    body = []
+    parts = []
     for name, part in sections(frames["benchmark"]).items():
         found = ranking(part)
-        head, rows = cells(part, found)
-        top = "".join(f"<th scope='col'>{html.escape(word)}</th>" for word in head)
-        lines = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-        said = html.escape(conclusion(found).replace("`", ""))
-        body.append(
-            f"<h2>{name.capitalize()} federations</h2><p>{said}</p><div class='wide' tabindex='0'>"
-            f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
-        )
-    body += [f"<h2>{html.escape(f.title)}</h2>{f.svg}<p>{html.escape(f.caption)}</p>" for f in figures]
-    return (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' "
-        "content='width=device-width'><title>Benchmark</title><style>body{font:15px/1.5 system-ui;max-width:"
-        "72rem;margin:2rem auto;padding:0 1rem}.wide{overflow-x:auto}table{border-collapse:collapse}td,th{"
-        "padding:.25rem .5rem;border-bottom:1px solid #ccc;text-align:right}td:first-child,th:first-child{"
-        f"text-align:left}}svg{{max-width:100%;height:auto}}</style><h1>Benchmark</h1>{''.join(body)}</html>\n"
-    )
+        parts.append((f"{name.capitalize()} federations", conclusion(found), *cells(part, found)))
+    return render("benchmark.html", title="Benchmark", parts=parts, drawings=figures)
