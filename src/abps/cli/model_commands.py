@@ -136,8 +136,8 @@ def predict(
 
     from abps import files
     from abps.cli.check_command import repair_words
-    from abps.data.column_names import normalise
     from abps.data.reading import read_raw
+    from abps.data.roles import normalise
     from abps.fitted.folder import load_model
     from abps.fitted.inputs import readable
 
