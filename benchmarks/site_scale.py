@@ -26,8 +26,7 @@ from pathlib import Path
 import psutil
 
 from abps.sites.flare import kits
-from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, running
-from abps.sites.flare.rehearsal import RehearsalPlan, prepare
+from abps.sites.flare.rehearsal import RELAY, Processes, RehearsalPlan, free_port, prepare, running
 from abps.sites.flare.submit import JobTimeouts, submit
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.

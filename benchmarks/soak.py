@@ -28,8 +28,7 @@ import psutil
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
 from abps.sites.consent.keys import read_signer
-from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, own_home, running
-from abps.sites.flare.rehearsal import RehearsalPlan, prepare
+from abps.sites.flare.rehearsal import RELAY, Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.flare.submit import JobTimeouts, submit
 from abps.sites.store import audit
 from abps.sites.store.store import Store

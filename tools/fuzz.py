@@ -41,7 +41,7 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.node.measuring import with_scales
-from abps.sites.protocol import answers, masking
+from abps.sites.protocol import commands, masking
 from abps.study.records import StudyFolder
 from abps.wire import admission, messages
 from abps.wire.messages import MessageError
@@ -246,13 +246,13 @@ def _json(take: Callable[[Any], object]) -> Callable[[bytes], object]:
 def _answered(value: Any) -> object:
     """Every check of the scheduler on every value: what fails must fail as nonsense."""
     return [
-        answers.check_all({"x": value}, check)
+        commands.check_all({"x": value}, check)
         for check in (
-            lambda v: answers.hello(v, 50),
-            lambda v: answers.frames(v, 1),
-            answers.progress,
-            answers.score,
-            lambda v: answers.concluded(v, 5),
+            lambda v: commands.hello(v, 50),
+            lambda v: commands.frames(v, 1),
+            commands.progress,
+            commands.score,
+            lambda v: commands.concluded(v, 5),
             masking.introduced,
         )
     ]

@@ -24,7 +24,7 @@ from abps.data.table import own_table
 from abps.sites.consent.agreement import Agreement
 from abps.sites.node.site import Site
 from abps.sites.node.transport import UnreachableError
-from abps.sites.protocol.decline_codes import DeclineCode, Failure
+from abps.sites.protocol.commands import DeclineCode, Failure
 from abps.sites.store.store import Store
 
 from .loopback import answer

@@ -12,8 +12,15 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Send, UnreachableError
-from abps.sites.protocol.commands import Answers, Command, SiteState, StepState
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
+from abps.sites.protocol.commands import (
+    Answers,
+    Command,
+    DeclineCode,
+    DeclineError,
+    Failure,
+    SiteState,
+    StepState,
+)
 from abps.sites.store.rows import EntryKind
 
 #: Called with (sender, receiver, kind) before a payload and, with ``back=True``, before its answer;

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from abps.sites.consent.sitefile import Policy, SiteFile
-from abps.sites.flare import kits, on_one_machine
+from abps.sites.flare import kits
+from abps.sites.flare import rehearsal as on_one_machine
 from abps.sites.flare.submit import JobOutcome, JobTimeouts, submit
 from abps.sites.store.store import Store
 

@@ -12,12 +12,11 @@ import pytest
 
 from abps.cli.site_operator import _show_report
 from abps.core.errors import RequestError
-from abps.sites.consent.membership import Membership
+from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.scheduler import Scheduler, _far_ahead
-from abps.sites.protocol.commands import Command, Timeouts
-from abps.sites.protocol.decline_codes import Failure
+from abps.sites.protocol.commands import Command, Failure, Timeouts
 from abps.sites.store.store import Store
 from abps.wire.messages import pack_upload
 from abps.wire.number_lists import NumberList

@@ -18,7 +18,6 @@ from cryptography.x509.oid import NameOID
 from abps import files
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.sites.consent import backup
 from abps.sites.consent.keys import Signer
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
@@ -169,14 +168,14 @@ def test_an_older_store_tells_its_site_that_partners_know_more(four, keys, tmp_p
     name = four.names[1]
     path = tmp_path / f"{name}.sqlite"
     job(four, keys, tmp_path, 1)
-    backup.backup(path, tmp_path / "backup")
+    audit.backup(path, tmp_path / "backup")
     job(four, keys, tmp_path, 2)
     shutil.copy(tmp_path / "backup" / path.name, path)
     report, _ = job(four, keys, tmp_path, 1)
     assert all("not the one that its partners know" in r.missing[name] for r in report.rounds)
     with closing(Store.look(path)) as store:
         assert any("our log is not the one that" in e.why for e in store.traffic() if e.kind == "decision")
-    found = backup.restore(path, tmp_path / "backup", "Ada", keys[name])
+    found = audit.restore(path, tmp_path / "backup", "Ada", keys[name])
     assert found.faults == ()
     report, _ = job(four, keys, tmp_path, 1)
     assert name in report.rounds[0].present
@@ -213,9 +212,9 @@ def test_a_store_rolled_back_behind_an_old_restore_is_found(four, keys, tmp_path
     name = four.names[1]
     path = tmp_path / f"{name}.sqlite"
     job(four, keys, tmp_path, 1)
-    backup.backup(path, tmp_path / "backup")
+    audit.backup(path, tmp_path / "backup")
     job(four, keys, tmp_path, 1)
-    backup.restore(path, tmp_path / "backup", "Ada", keys[name])
+    audit.restore(path, tmp_path / "backup", "Ada", keys[name])
     shutil.copy(path, tmp_path / "restored.sqlite")
     report, _ = job(four, keys, tmp_path, 2)
     assert name in report.rounds[0].present
@@ -230,12 +229,12 @@ def test_a_store_rolled_back_behind_an_old_restore_is_found(four, keys, tmp_path
 def test_a_backup_that_was_changed_is_refused(four, keys, stores):
     name = four.names[0]
     path = stores / f"{name}.sqlite"
-    backup.backup(path, stores / "backup")
+    audit.backup(path, stores / "backup")
     with closing(sqlite3.connect(stores / "backup" / path.name)) as db:
         db.executescript("DELETE FROM traffic WHERE number = 5")
     before = path.read_bytes()
     with pytest.raises(RequestError, match="row 5 of the log is missing"):
-        backup.restore(path, stores / "backup", "Ada", keys[name])
+        audit.restore(path, stores / "backup", "Ada", keys[name])
     assert path.read_bytes() == before
 
 

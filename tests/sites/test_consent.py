@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from abps import files
 from abps.cli.main import main
 from abps.cli.site_command import own_file
 from abps.core.errors import RequestError
-from abps.sites.consent import approval
+from abps.sites.consent import approval, sharing
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
-from abps.sites.consent.membership import Membership
+from abps.sites.consent.kit import Membership
+from abps.sites.consent.preview import codebook_of
 from abps.sites.consent.proposal import Proposal, SignedProposal, sign
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare.opening import SiteJob
-from abps.sites.protocol.commands import Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
+from abps.sites.protocol.commands import DeclineCode, DeclineError, Failure, Timeouts
 
 from .loopback import LoopbackNetwork
 from .network import LINEAR, OPEN, close, open_site
@@ -379,3 +380,69 @@ def test_a_job_with_other_members_than_approved(four, tmp_path):
     network, conductor = running(four, tmp_path / "again", members=four.names[:3])
     assert len(conductor.run(four.names[:3]).rounds) == 4
     close(network)
+
+
+# What was possible once
+
+
+@pytest.mark.parametrize("cut", ["last", "all"])
+def test_a_withdrawal_cannot_be_cut_off_the_journal(four, network, home, capsys, cut):
+    """The last lines of the journal, or all of it, are deleted: the study's log has the decision, too."""
+    study = signed_study(four, network)
+    opening(home, study)
+    approve(capsys, home, study)
+    assert opening(home, study) == "done"
+    own = own_file(home)
+    path = own.journal(home).path
+    before = path.read_text()
+    assert command(capsys, "site", "withdraw", home, "test", "--by", "Ada")[0] == 0
+    if cut == "last":
+        path.write_text(before)
+        assert opening(home, study) == "log"
+    else:
+        path.unlink()
+        for each in (Path(own.store) / "proposals").glob("*.json"):
+            each.unlink()
+        assert opening(home, study) == "approval"  # nobody has approved it, by that journal
+        approve(capsys, home, study)
+        assert opening(home, study) == "log"
+    code, _, err = command(capsys, "site", "verify", home, "--study", "test")
+    assert code == 2 and "the journal lacks a decision that the log has: withdrawn by Ada" in " ".join(
+        err.split()
+    )
+
+
+@pytest.mark.parametrize("what", ["study", "codebook"])
+def test_an_expelled_operator_gets_nothing(four, tmp_path, what):
+    kits = pytest.importorskip("abps.sites.flare.kits")
+    authority = pytest.importorskip("abps.sites.flare.authority")
+    made = kits.provision(tmp_path / "kits", four.names, "localhost", 18996)
+    kit = made.sites[four.names[0]]
+    own = site_file(four, four.names[0], kit / "local", OPEN)
+    own.write(kit / "local")
+    study = signed_study(four, made)
+    if what == "codebook":
+        files.write_json(kit / "local" / "codebook.json", codebook_of(own).to_json())
+        sharing.share(own.journal(kit), sharing.read(kit / "local"), "Ada")
+        study = sign(Proposal("test", None, four.names), read_signer(made.operator))
+        assert set(sharing.letter(own, kit / "local", study)) == {"book", "certificate", "signature"}
+    else:
+        assert opening(kit, study) == "done"
+    stored = len(list((Path(own.store) / "proposals").glob("*.json")))
+    authority.Authority(tmp_path / "kits").revoke(made.operator.name)
+    if what == "codebook":
+        with pytest.raises(DeclineError, match="was expelled"):
+            sharing.letter(own, kit / "local", study)
+    else:
+        assert opening(kit, signed_study(four, made, rounds=6)) == "proposal"
+    assert len(list((Path(own.store) / "proposals").glob("*.json"))) == stored
+
+
+@pytest.mark.parametrize("roster", [("site-1", "site-4"), ("site-1", "eve")])
+def test_a_relay_with_one_member_cannot_choose_the_roster(four, network, tmp_path, roster):
+    """Each site alone with the relay's friend: once, that one got every site's uploads."""
+    for members in (four.names, ()):
+        signed = signed_study(four, network, members=members)
+        consent = Consent(tmp_path, Journal(tmp_path / "j"), OPEN, signed, read_root(network.relay))
+        with pytest.raises(DeclineError):
+            consent.members(roster)

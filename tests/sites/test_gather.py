@@ -16,9 +16,8 @@ from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sharing import gather
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
-from abps.sites.flare.on_one_machine import own_home
-from abps.sites.protocol.commands import Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
+from abps.sites.flare.rehearsal import own_home
+from abps.sites.protocol.commands import DeclineCode, DeclineError, Failure, Timeouts
 
 from .network import OPEN
 from .test_cli import call

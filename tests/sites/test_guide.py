@@ -23,7 +23,7 @@ from abps.cli.main import main
 from abps.sites.consent import sitefile
 from abps.sites.consent.keys import read_request
 from abps.sites.flare import authority, kits
-from abps.sites.flare.on_one_machine import free_port, own_home
+from abps.sites.flare.rehearsal import free_port, own_home
 from abps.sites.flare.submit import connected
 
 from .processes import LONG

@@ -13,8 +13,7 @@ from abps.sites.consent.journal import Journal
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.coordinator.scheduler import Scheduler
-from abps.sites.protocol.commands import Command, Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
+from abps.sites.protocol.commands import Command, DeclineCode, DeclineError, Failure, Timeouts
 from abps.sites.protocol.masking import Masking
 
 from .loopback import LoopbackNetwork

@@ -15,15 +15,14 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from abps.core.errors import RequestError
-from abps.sites.consent import keys, membership
+from abps.sites.consent import keys
+from abps.sites.consent import kit as membership
 from abps.sites.consent.keys import FORMER
-from abps.sites.consent.kit import read_kit
-from abps.sites.consent.membership import Membership, RevocationList
+from abps.sites.consent.kit import Membership, RevocationList, read_kit
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import app, kits
 from abps.sites.flare.authority import Authority
-from abps.sites.protocol.commands import Command, Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, Failure
+from abps.sites.protocol.commands import Command, DeclineCode, Failure, Timeouts
 
 from .loopback import LoopbackNetwork
 from .network import LINEAR, close, open_site
@@ -55,7 +54,7 @@ def test_the_authority_outlives_its_members(made):
 def test_a_list_is_taken_only_if_the_authority_signed_it(network, tmp_path):
     authority = Authority(network)
     authority.revoke("south")
-    text = (network / "authority" / membership.FILE).read_text()
+    text = (network / "authority" / membership.REVOKED).read_text()
     root = (network / "north" / "startup" / "rootCA.pem").read_bytes()
     told = membership.from_text(text, root)
     assert told.expelled == ("south",) and told.has(serial(network / "south")) and told.number == 1
@@ -73,11 +72,11 @@ def test_a_list_is_taken_only_if_the_authority_signed_it(network, tmp_path):
 def test_nobody_goes_back_to_an_older_list(network):
     authority = Authority(network)
     authority.revoke("south")
-    first = (network / "north" / "local" / membership.FILE).read_text()
+    first = (network / "north" / "local" / membership.REVOKED).read_text()
     known = Membership(network / "north")
     assert known.now.expelled == ("south",) and known.text == first
     authority.revoke("east")
-    second = (network / "authority" / membership.FILE).read_text()
+    second = (network / "authority" / membership.REVOKED).read_text()
     assert known.now.expelled == ("east", "south")  # the file has changed
     assert not known.hear(first) and known.now.number == 2
     known.path.write_text(first)
@@ -241,7 +240,7 @@ def test_wrong_requests(network, tmp_path, capsys):
     ):
         code, out, err = call(capsys, "site", *arguments)
         assert code == 2 and words in err and out == ""
-    assert not (network / "authority" / membership.FILE).exists()
+    assert not (network / "authority" / membership.REVOKED).exists()
 
 
 def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):

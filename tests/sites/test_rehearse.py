@@ -20,7 +20,7 @@ from abps.engine.simulate import simulate
 from abps.fitted.folder import load_model
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
-from abps.sites.flare import on_one_machine
+from abps.sites.flare import rehearsal as on_one_machine
 from abps.sites.flare.rehearsal import RehearsalPlan
 from abps.sites.store.store import Store
 
@@ -202,7 +202,7 @@ def test_names_of_hospitals():
 
 
 def test_home_is_given_back(tmp_path):
-    from abps.sites.flare.on_one_machine import own_home
+    from abps.sites.flare.rehearsal import own_home
 
     before = os.environ.get("HOME")
     with own_home(tmp_path / "home"):

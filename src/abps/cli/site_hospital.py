@@ -36,7 +36,6 @@ from abps.core.errors import RequestError
 from abps.data.prepare import codebook, excluded_columns
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import approval, preflight, sharing, sitefile
-from abps.sites.consent import backup as copies
 from abps.sites.consent import preview as values
 from abps.sites.consent.approval import ProposalRecord
 from abps.sites.consent.journal import JournalEvent
@@ -452,11 +451,13 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
     """
 
     own = own_file(kit)
-    lines = len(own.journal(kit).lines())
+    journal = own.journal(kit)
+    lines = len(journal.lines())
     store = study_store(kit, study)
     try:
         heads = [head for path in partner or [] for head in audit.read_heads(path, store)]
         found = audit.verify(store, read_signer(kit), heads)
+        found = replace(found, faults=(*found.faults, *approval.journal_faults(store, journal)))
     finally:
         store.close()
     summary = {
@@ -480,8 +481,8 @@ def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
     store = study_store(kit, study)
     store.close()
-    written = copies.backup(store.path, out)
-    emit(as_json, {"files": [str(path) for path in written]}, *(f"wrote {path}" for path in written))
+    written = audit.backup(store.path, out)
+    emit(as_json, {"files": [str(written)]}, f"wrote {written}")
 
 
 def restore(
@@ -501,7 +502,7 @@ def restore(
     """
 
     path = own_file(kit).store_of(study)
-    found = copies.restore(path, source, by, read_signer(kit))
+    found = audit.restore(path, source, by, read_signer(kit))
     store = study_store(kit, study)
     try:
         known = [head.rows for p in partner or [] for head in audit.read_heads(p, store)]

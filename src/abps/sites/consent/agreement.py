@@ -10,8 +10,11 @@ import hashlib
 import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.core.goals import GOALS
@@ -23,7 +26,7 @@ from abps.methods.base import Method, Wire
 from abps.methods.catalog import METHODS
 from abps.methods.coordinated import CoordinatedMethod
 from abps.methods.fedavg import FedAvg, FedProx
-from abps.methods.references import GlmExact
+from abps.methods.references import GlmExact, releasable_columns
 from abps.methods.regression import Regression, formula_of
 from abps.methods.settings import configure, describe
 from abps.methods.star import StarMethod
@@ -96,10 +99,19 @@ class Agreement:
         """A site's own table as the model sees it."""
         if self.uncounted:  # alone, a site would read its columns by a scale that nobody else has
             raise RequestError("the common scales of the study have not been counted yet")
-        training = self.config().training
-        return prepare(
+        config = self.config()
+        training = config.training
+        data = prepare(
             table, self.seed, self.book, standardise=training.standardise, splines=training.splines
         )
+        hidden = small_columns(data, config.privacy.secure)
+        if not hidden.any():
+            return data
+        train, validation, test = (
+            replace(rows, x=np.where(hidden, np.float32(0.0), rows.x))
+            for rows in (data.train, data.validation, data.test)
+        )
+        return replace(data, train=train, validation=validation, test=test)
 
     def digest(self) -> str:
         """Equal for two sites exactly if they would run the same thing."""
@@ -151,6 +163,19 @@ class Agreement:
             raise RequestError(
                 f"the job's agreement cannot be read ({error!r}); submit it with abps"
             ) from error
+
+
+def small_columns(data: Prepared, secure: bool) -> NDArray[np.bool_]:
+    """(columns,) yes/no columns of a site that a study takes as if nobody there had them: of fewer patients
+    than the minimum cell, whatever other members' codebooks list; and, where a coordinator sees uploads, also
+    those with a small cell of column and outcome."""
+    if not data.min_cell:
+        return np.zeros(data.width, dtype=bool)
+    x, least = data.train.x, int(data.min_rows[0])
+    yes_no, some = ((x == 0) | (x == 1)).all(axis=0), (x == 1).sum(axis=0)
+    rarer = np.minimum(some, len(x) - some)
+    small = yes_no & (rarer > 0) & (rarer < least)
+    return small if secure else small | (yes_no & ~releasable_columns(data)[1][0])
 
 
 def _between_sites(name: str, method: Method) -> CoordinatedMethod:

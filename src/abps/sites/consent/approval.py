@@ -18,9 +18,14 @@ from typing import Any
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.journal import Journal, JournalEvent, JournalLine
+from abps.sites.consent.kit import RevocationList
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import Policy, safe_name
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
+from abps.sites.protocol.commands import DeclineCode, DeclineError
+from abps.sites.store.audit import sign_head
+from abps.sites.store.file import StoreInUse
+from abps.sites.store.rows import EntryKind, LogEntry
+from abps.sites.store.store import Store
 
 #: Where proposals wait, beside the stores.
 FOLDER = "proposals"
@@ -134,6 +139,7 @@ def decide(
     latest = chosen[-1]
     why = {"reason": reason.strip()} if reason.strip() else {}
     line = journal.write(decision, study=study, proposal=latest.proposal.digest(), by=by.strip(), **why)
+    _anchor(folder / f"{safe_name(study)}.sqlite", journal, line)
     return replace(latest, decision=line)
 
 
@@ -148,12 +154,66 @@ def approvers(lines: Sequence[JournalLine], study: str, digest: str) -> set[str]
     return found
 
 
+#: What a row of a study's log says of a line of the journal.
+_LINE = "line of the journal "
+
+
+def anchored(line: JournalLine) -> str:
+    """A decision for the log of its study, with the digest of its line in the journal: so a journal whose
+    last lines were cut off is found by the log, which is signed and known to partners."""
+    return f"{line.what} by {line.facts['by']} on {line.at} ({_LINE}{line.digest.hex()[:32]})"
+
+
+def journal_faults(store: Store, journal: Journal) -> list[str]:
+    """Decisions that the log of a study records, and the journal has not any more."""
+    known = {line.digest.hex()[:32] for line in journal.lines()}
+    entries = [e for e in store.traffic() if e.kind is EntryKind.DECISION and _LINE in e.why]
+    return [
+        f"the journal lacks a decision that the log has: {e.why}"
+        for e in entries
+        if e.why.partition(_LINE)[2].rstrip(")") not in known
+    ]
+
+
+def check_journal(store: Store, journal: Journal) -> None:
+    """Take no part with a journal that was cut off: it might lack a withdrawal."""
+    for fault in journal_faults(store, journal):
+        raise DeclineError(DeclineCode.LOG, f"{fault}; bring {journal.path} back from a backup")
+
+
+def _anchor(path: Path, journal: Journal, line: JournalLine) -> None:
+    """Write a decision into the log of its study, signed; a job that runs writes it at its next round."""
+    if not path.is_file():
+        return
+    with contextlib.suppress(StoreInUse):
+        with contextlib.closing(Store.look(path)) as seen:
+            known = seen.facts()
+        store = Store.open(path, known["site"], known["agreement"])
+        try:
+            entry = LogEntry(
+                line.at, store.round, known["site"], False, EntryKind.DECISION, 0, anchored(line)
+            )
+            store.log(entry)
+            if journal.signer is not None:
+                sign_head(store, store.round, journal.signer)
+        finally:
+            store.close()
+
+
 class Consent:
     """Whether this site takes part in a study, asked anew before every round."""
 
     def __init__(
-        self, folder: Path, journal: Journal, policy: Policy, signed: SignedProposal, authority: bytes | None
+        self,
+        folder: Path,
+        journal: Journal,
+        policy: Policy,
+        signed: SignedProposal,
+        authority: bytes | None,
+        revoked: RevocationList | None = None,
     ) -> None:
+        """revoked: whose certificates the authority does not stand for any more."""
+        self._revoked = revoked or RevocationList()
         self.folder, self.journal, self.policy = Path(folder), journal, policy
         self.signed, self.proposal = signed, signed.proposal
         self.authority = authority
@@ -169,6 +229,8 @@ class Consent:
         proposal = self.proposal
         with declining(DeclineCode.PROPOSAL):
             operator = self.signed.operator(self.authority)
+            if self.signed.revoked(self._revoked, operator):
+                raise RequestError(f"{operator} was expelled; its proposals are not kept, and get nothing")
         if proposal.agreement is not None:
             with declining(DeclineCode.POLICY):
                 self.policy.check(proposal.agreement)
@@ -197,7 +259,8 @@ class Consent:
         event = JournalEvent(held.what)
         if event in _CODES:
             by, study = held.facts["by"], self.proposal.study
-            raise DeclineError(_CODES[event], f"the study {study!r} was {event} here by {by} on {held.at}")
+            said = f"the study {study!r} was {event} here by {by} on {held.at}"
+            raise DeclineError(_CODES[event], f"{said} ({_LINE}{held.digest.hex()[:32]})")
         if event is JournalEvent.APPROVED and held.facts["by"] != AUTOMATIC:
             known = approvers(self.journal.lines(), self.proposal.study, self.proposal.digest())
             if len(known) < self.policy.people:

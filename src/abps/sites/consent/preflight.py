@@ -31,8 +31,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites.consent import sitefile
-from abps.sites.consent.kit import Kit, Role, read_certificate
-from abps.sites.consent.membership import Membership
+from abps.sites.consent.kit import Kit, Membership, Role, read_certificate
 
 #: Days before the end of a certificate from which on every check warns.
 WARN_DAYS = 60

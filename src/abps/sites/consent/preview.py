@@ -19,7 +19,7 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node.context import may_score
-from abps.sites.protocol.decline_codes import DeclineCode
+from abps.sites.protocol.commands import DeclineCode
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cryptography import x509
+
 from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
 from abps.sites.consent import keys
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import Signer
+from abps.sites.consent.kit import RevocationList
 from abps.sites.store import rows as chain
 from abps.wire import versions
 
@@ -162,6 +165,14 @@ class SignedProposal:
         if not keys.signed_by(certificate, PURPOSE, signed, signature):
             raise RequestError(f"the proposal was changed after {name} signed it")
         return name
+
+    def revoked(self, listed: RevocationList, operator: str) -> bool:
+        """Whether the authority has expelled the operator who signed it, or revoked that certificate."""
+        if operator in listed.expelled:
+            return True
+        return bool(self.certificate) and listed.has(
+            x509.load_pem_x509_certificate(self.certificate.encode()).serial_number
+        )
 
 
 def sign(proposal: Proposal, signer: Signer | None) -> SignedProposal:

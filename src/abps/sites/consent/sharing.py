@@ -18,11 +18,11 @@ from abps.sites.consent import keys, sitefile
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, JournalEvent, JournalLine
 from abps.sites.consent.keys import Signer, seal, unseal
+from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.coordinator.steps import run_with_approval
-from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Command, SiteLine, Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
+from abps.sites.protocol import commands
+from abps.sites.protocol.commands import Command, DeclineCode, DeclineError, SiteLine, Timeouts
 from abps.sites.store import rows as chain
 
 #: What signatures of codebooks are for.
@@ -78,7 +78,7 @@ def letter(own: sitefile.SiteFile, local: Path, signed: SignedProposal) -> dict[
             f"the codebook's minimum cell size is {book.min_cell} patients; this site's policy asks for "
             f"{own.policy.floor}; run `abps site init` again",
         )
-    consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(kit))
+    consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(kit), Membership(kit).now)
     consent.given(shared(journal, book))
     data = chain.canonical(book.to_json())
     journal.write(
@@ -100,7 +100,7 @@ def gather(
     """The scheduler's part: every site's letter, which it cannot read, and why there is none."""
     timeouts = timeouts or Timeouts()
     replies, why = run_with_approval(line, sorted(sites), timeouts.talk, timeouts, Command.LETTER)
-    letters, invalid = answers.check_all(replies, _letter)
+    letters, invalid = commands.check_all(replies, _letter)
     left_out = {name: str(each) for name, each in sorted((why | invalid).items())}
     for name, reason in left_out.items():
         log(f"{name} has sent no codebook: {reason}")

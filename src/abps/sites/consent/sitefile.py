@@ -7,7 +7,6 @@ which table that is. ``abps site init`` writes it.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,9 +30,6 @@ FILE = "abps-site.json"
 
 #: What a site proposes as the common columns, beside its own file.
 CODEBOOK = "codebook.json"
-
-#: Where tests and trials keep the folders of many sites on one machine.
-SITES_VARIABLE = "ABPS_SITES"
 
 _SCHEMA = "abps.site/1"
 
@@ -190,20 +186,12 @@ def read(path: Path) -> SiteFile:
         ) from error
 
 
-def find(site: str, local: Path | None) -> SiteFile:
-    """The file of the site that runs here: in its startup kit, or below the folder of many sites."""
-    many = os.environ.get(SITES_VARIABLE)
-    tried = [Path(local) / FILE] if local is not None else []
-    if many:
-        tried.append(Path(many) / site / FILE)
-    for path in tried:
-        if path.is_file():
-            found = read(path)
-            if found.site != site:
-                raise RequestError(
-                    f"{path} is of the site {found.site!r}, and this is {site!r}; init it again"
-                )
-            return found
-    raise RequestError(
-        f"{site}: no {FILE} in {' or '.join(str(path.parent) for path in tried)}; run `abps site init` there"
-    )
+def find(site: str, local: Path) -> SiteFile:
+    """The file of the site that runs here, in the ``local`` folder of its startup kit."""
+    path = local / FILE
+    if not path.is_file():
+        raise RequestError(f"{site}: no {FILE} in {local}; run `abps site init` there")
+    found = read(path)
+    if found.site != site:
+        raise RequestError(f"{path} is of the site {found.site!r}, and this is {site!r}; init it again")
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites.consent.agreement import Agreement
-from abps.sites.protocol.decline_codes import Failure
+from abps.sites.protocol.commands import Failure
 
 
 class StudyFinished(RequestError):

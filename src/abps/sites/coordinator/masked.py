@@ -14,9 +14,8 @@ from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.steps import run_with_approval
 from abps.sites.node.measuring import MEASURE, Tally, measuring_context
-from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command, SiteLine, Timeouts
-from abps.sites.protocol.decline_codes import Failure
+from abps.sites.protocol import commands
+from abps.sites.protocol.commands import Answers, Command, Failure, SiteLine, Timeouts
 from abps.sites.protocol.masking import MaskedTotal, introduced, masked_total
 
 
@@ -36,7 +35,7 @@ class MaskedRelay:
         others: sites that have introduced themselves before, and learn of these.
         """
         replies, failed = self._ask(names, Command.SUM_INTRODUCE)
-        known, invalid = answers.check_all(replies, introduced)
+        known, invalid = commands.check_all(replies, introduced)
         self._introductions |= known
         meet = sorted({*known, *others})
         _, deaf = self._ask(meet, Command.SUM_MEET, self._introductions)
@@ -80,7 +79,7 @@ def measure(
     there = [name for name in sorted(members) if name not in why]
     replies, failed = line.ask(there, Command.MEASURE, seconds=timeouts.talk)
     mine = agreement.digest()
-    facts, invalid = answers.check_all(replies, lambda v: _facts(v, mine))
+    facts, invalid = commands.check_all(replies, lambda v: _facts(v, mine))
     why |= failed | invalid
     kept = Counter(json.dumps(scales, sort_keys=True) for _, scales in facts.values() if scales is not None)
     if kept:
@@ -128,4 +127,4 @@ def _facts(value: Any, digest: str) -> tuple[int, dict[str, Any] | None]:
     scales = value["scales"]
     if value["agreement"] != digest or not (scales is None or isinstance(scales, dict)):
         raise ValueError("another study")
-    return answers.whole(value["rows"], 0, answers.MOST_ROWS), scales
+    return commands.whole(value["rows"], 0, commands.MOST_ROWS), scales

@@ -29,9 +29,8 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.job_report import JobReport, JobRound, StudyFinished
 from abps.sites.coordinator.masked import MaskedRelay
 from abps.sites.coordinator.steps import run_step, run_with_approval
-from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command, SiteLine, SiteState, Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, Failure
+from abps.sites.protocol import commands
+from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, SiteState, Timeouts
 from abps.wire import versions
 from abps.wire.admission import Limits
 from abps.wire.number_lists import MOST
@@ -179,7 +178,7 @@ class Scheduler:
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Failure], dict[str, Failure]]:
         """The facts of sites whose study is this one; who does not answer; and why the others do not fit."""
         replies, silent = self.line.ask(sites, Command.HELLO, seconds=self.timeouts.sign)
-        known, unfit = answers.check_all(replies, lambda v: answers.hello(v, self.agreement.rounds))
+        known, unfit = commands.check_all(replies, lambda v: commands.hello(v, self.agreement.rounds))
         ready: dict[str, dict[str, Any]] = {}
         mine = self.agreement.digest()
         for name, facts in known.items():
@@ -294,7 +293,7 @@ class Scheduler:
             t, state.roster, present, missing
         )
         replies, failed = self._work(_without(present, missing), Command.CONCLUDE, t, int(rest))
-        concluded, invalid = answers.check_all(replies, lambda v: answers.concluded(v, len(state.roster)))
+        concluded, invalid = commands.check_all(replies, lambda v: commands.concluded(v, len(state.roster)))
         missing |= failed | invalid
         self._book(t, present, concluded, missing, state, began)
         state.well = frozenset(concluded) - set(missing)
@@ -315,7 +314,7 @@ class Scheduler:
             if not there or there[0] in missing:
                 continue
             replies, failed = self._work(there[:1], Command.COORDINATE, t)
-            counts, invalid = answers.check_all(replies, lambda v: answers.whole(v, 0, len(roster)))
+            counts, invalid = commands.check_all(replies, lambda v: commands.whole(v, 0, len(roster)))
             missing |= failed | invalid
             for name, count in counts.items():
                 self.log(f"round {t}: {count} sites uploaded to {name}")
@@ -325,7 +324,7 @@ class Scheduler:
     def _contribute(self, t: int, there: list[str], missing: dict[str, Failure]) -> dict[str, int]:
         """Let sites upload, or prepare a summand: how many numbers each has."""
         replies, failed = self._work(there, Command.CONTRIBUTE, t, sorted(missing))
-        entries, invalid = answers.check_all(replies, lambda v: answers.whole(v, 0, MOST))
+        entries, invalid = commands.check_all(replies, lambda v: commands.whole(v, 0, MOST))
         missing |= failed | invalid
         return entries
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command, SiteLine, StepState, Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, Failure
+from abps.sites.protocol import commands
+from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, StepState, Timeouts
 
 #: Seconds between two questions to a site whose people have not decided yet.
 PAUSE = 2.0
@@ -72,7 +71,7 @@ def run_step(
     replies, failed = line.ask(sites, Command.START, command, *arguments, seconds=sign)
     while True:
         waiting = []
-        valid, invalid = answers.check_all(replies, answers.progress)
+        valid, invalid = commands.check_all(replies, commands.progress)
         failed |= invalid
         for name, (state, value) in valid.items():
             if state == StepState.DONE:

@@ -26,7 +26,7 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.journal import Journal, JournalEvent
-from abps.sites.consent.membership import Membership
+from abps.sites.consent.kit import Membership
 from abps.sites.consent.preflight import note_clock
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sharing import gather
@@ -34,12 +34,21 @@ from abps.sites.coordinator.job_report import StudyFinished
 from abps.sites.coordinator.masked import measure
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import opening, returning
-from abps.sites.flare.intake import Intake
+from abps.sites.flare.job_process import Intake
 from abps.sites.node.measuring import MEASURE, with_scales
 from abps.sites.node.status import StatusFile
 from abps.sites.node.transport import UnreachableError
-from abps.sites.protocol.commands import LONG, Answers, Command, SiteState, StepState, Timeouts
-from abps.sites.protocol.decline_codes import DeclineCode, Failure, code_of
+from abps.sites.protocol.commands import (
+    LONG,
+    Answers,
+    Command,
+    DeclineCode,
+    Failure,
+    SiteState,
+    StepState,
+    Timeouts,
+    code_of,
+)
 from abps.wire.admission import Reason
 
 log = logging.getLogger("abps")

@@ -20,10 +20,9 @@ from nvflare.lighter.utils import Identity, generate_cert, serialize_cert
 
 from abps import files
 from abps.core.errors import RequestError, nearest
-from abps.sites.consent import membership
+from abps.sites.consent import kit as membership
 from abps.sites.consent.keys import OPERATOR_ROLE, CertificateRequest
-from abps.sites.consent.kit import Role, read_kit
-from abps.sites.consent.membership import RevocationList
+from abps.sites.consent.kit import RevocationList, Role, read_kit
 from abps.sites.flare import kits
 
 #: Days that a new certificate is good for, if the authority lives as long.
@@ -56,7 +55,7 @@ class Authority:
 
     def revoked(self) -> RevocationList:
         """The list in force."""
-        path = self.folder / membership.FILE
+        path = self.folder / membership.REVOKED
         if not path.is_file():
             return RevocationList()
         return membership.from_text(path.read_text(encoding="utf-8"), self._root_pem)
@@ -69,7 +68,7 @@ class Authority:
         self._publish(self.revoked().without(member, old.serial_number, expel=True))
         del self._state[member]  # whoever gets this name again gets another key
         self._write_state()
-        return MemberChange(member, self.folder / membership.FILE)
+        return MemberChange(member, self.folder / membership.REVOKED)
 
     def certify(self, request: CertificateRequest, fingerprint: str = "") -> MemberChange:
         """Give a member a certificate for a key that it has made itself; revoke the old certificate.
@@ -107,7 +106,7 @@ class Authority:
         path = files.folder(self.out / "certified") / f"{member}.crt"
         files.write_text(path, self._state[member]["cert"])
         self._publish(self.revoked().without(member, old.serial_number, expel=False))
-        return MemberChange(member, self.folder / membership.FILE, path, until)
+        return MemberChange(member, self.folder / membership.REVOKED, path, until)
 
     def readmit(self, names: Sequence[str]) -> None:
         """Take members that are provisioned anew off the list of the expelled."""
@@ -148,4 +147,4 @@ class Authority:
         text = revoked.to_text(self._key)
         kept = [folder / "local" for folder in sorted(self.out.iterdir()) if (folder / "local").is_dir()]
         for folder in (self.folder, *kept):
-            files.write_text(folder / membership.FILE, text)
+            files.write_text(folder / membership.REVOKED, text)

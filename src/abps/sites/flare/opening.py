@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
+from abps.data.federation import Federation
+from abps.data.screening import identifying_reason
 from abps.sites.consent import keys, sharing, sitefile
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.approval import Consent, declining
+from abps.sites.consent.approval import Consent, anchored, check_journal, declining
 from abps.sites.consent.journal import Journal
+from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node import measuring
 from abps.sites.node.privacy_ledger import account_of, inherit
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Send
-from abps.sites.protocol.decline_codes import DeclineCode
+from abps.sites.protocol.commands import DeclineCode
 from abps.sites.store.file import StoreInUse
 from abps.sites.store.store import Store
 
@@ -87,10 +90,13 @@ def open_study(
         import torch
 
         torch.set_num_threads(own.threads)
-    consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(given.kit))
+    consent = Consent(
+        Path(own.store), journal, own.policy, signed, keys.read_root(given.kit), Membership(given.kit).now
+    )
     approval = consent.given()
     with declining(DeclineCode.TABLE):
         table = own.read_table(agreement.book)
+        _names_nobody(table, agreement)
     with declining(DeclineCode.FEW):
         own.policy.check_rows(table.rows, table.outcome.informative(table.label))
     # What protects patients must not follow from a seed that all know.
@@ -110,8 +116,18 @@ def open_study(
             another_table=own.another_table, consent=consent, secret=secret, signer=journal.signer,
             job=given.job,
         )  # fmt: skip
-        site.transport.log_decision(f"{approval.what} by {approval.facts['by']} on {approval.at}")
+        check_journal(store, journal)
+        site.transport.log_decision(anchored(approval))
         return site
+
+
+def _names_nobody(table: Federation, agreement: Agreement) -> None:
+    """Refuse columns that name people by this site's own rules, whatever others put into the codebook."""
+    for name in agreement.book.sources:
+        column = table.features.get_column(name) if name in table.features.columns else None
+        why = None if column is None else identifying_reason(column, table.patient, agreement.book.min_cell)
+        if why:
+            raise RequestError(f"the study asks for the column {name!r}: {why}; it stays here")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from abps.sites.consent.membership import Membership, RevocationList
+from abps.sites.consent.kit import Membership, RevocationList
 from abps.sites.flare.returning import give_back, go_on
 
 log = logging.getLogger("abps")
@@ -116,7 +116,7 @@ def log_refusals() -> None:
 def main() -> None:
     """Run the engine from the kit that it is started with."""
     from abps.sites.flare import job_process
-    from abps.sites.flare.intake import limit_frames
+    from abps.sites.flare.job_process import limit_frames
 
     os.environ[job_process.PARTICIPANT] = str(os.getpid())  # what is started here ends with this process
     limit_frames()

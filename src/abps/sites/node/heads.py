@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.transport import AuditedTransport, UnreachableError
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
+from abps.sites.protocol.commands import DeclineCode, DeclineError
 from abps.sites.store import audit
 from abps.sites.store.rows import EntryKind, Head
 from abps.wire import admission

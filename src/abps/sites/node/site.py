@@ -31,8 +31,7 @@ from abps.sites.node.exchanges import Exchanges
 from abps.sites.node.heads import Heads
 from abps.sites.node.masked_sums import MaskedSums
 from abps.sites.node.transport import AuditedTransport, Gate, Send
-from abps.sites.protocol.commands import Command
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
+from abps.sites.protocol.commands import Command, DeclineCode, DeclineError
 from abps.sites.store.rows import EntryKind, RoundRecord
 from abps.sites.store.store import Store
 from abps.wire import versions

@@ -1,17 +1,116 @@
-"""What the scheduler may ask of a site: typed commands, the states a site answers with, and time limits.
+"""What the scheduler may ask of a site, and what a site answers: typed commands, the states of its work,
+codes of why it declines, and checks of every answer before it is used.
 
 Quick commands are answered at once. Long ones are started, run in a thread of the site, and are polled until
-they are done: so the scheduler can distinguish a site that works long from one that is gone.
+they are done: so the scheduler can distinguish a site that works long from one that is gone. Of a refusal
+only a code leaves a site: the sentence, which may hold a path or a value of the table, stays in its own log.
+A site whose answer fails its check is left out, and the job goes on: no site can end it by what it says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from abps.sites.protocol.decline_codes import Failure
+from abps.core.errors import RequestError
+from abps.wire import versions
+
+
+class DeclineCode(StrEnum):
+    """Why a site is left out: codes that a site may send, and those of the scheduler itself."""
+
+    FILE = "file"
+    ALLOWED = "allowed"
+    AGREEMENT = "agreement"
+    TABLE = "table"
+    STORE = "store"
+    PROPOSAL = "proposal"
+    POLICY = "policy"
+    APPROVAL = "approval"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+    MEMBERS = "members"
+    SPENT = "spent"
+    FEW = "few"
+    VERSION = "version"
+    LOG = "log"
+    STEP = "step"
+    FAULT = "fault"
+    # Of the scheduler
+    UNREACHABLE = "unreachable"
+    INVALID_ANSWER = "invalid answer"
+    LATE = "late"
+    NOT_READY = "not ready"
+    MISFIT = "misfit"
+    EXPELLED = "expelled"
+
+
+_OF_SCHEDULER = frozenset({
+    DeclineCode.UNREACHABLE, DeclineCode.INVALID_ANSWER, DeclineCode.LATE, DeclineCode.NOT_READY,
+    DeclineCode.MISFIT, DeclineCode.EXPELLED,
+})  # fmt: skip
+
+_SENTENCES = {
+    DeclineCode.FILE: "its own file is missing or cannot be read",
+    DeclineCode.ALLOWED: "it does not allow a package that the job names",
+    DeclineCode.AGREEMENT: "it cannot run what the job asks for",
+    DeclineCode.TABLE: "its table does not fit the study",
+    DeclineCode.STORE: "its store cannot be used for this study",
+    DeclineCode.PROPOSAL: "it does not trust the job's proposal",
+    DeclineCode.POLICY: "the study asks for more than its policy allows",
+    DeclineCode.APPROVAL: "nobody there has approved it yet",
+    DeclineCode.REFUSED: "it has refused the study",
+    DeclineCode.WITHDRAWN: "it has withdrawn from the study",
+    DeclineCode.MEMBERS: "the job has sites that it did not approve",
+    DeclineCode.SPENT: "the hours or bytes that it allows are spent",
+    DeclineCode.FEW: "it has fewer rows or events than its policy asks for",
+    DeclineCode.VERSION: "it does not speak the job's version of the wire format",
+    DeclineCode.LOG: "its log is not the one that its partners know",
+    DeclineCode.STEP: "it refused what the scheduler asked",
+    DeclineCode.FAULT: "internal error at the site",
+    DeclineCode.UNREACHABLE: "it does not answer",
+    DeclineCode.INVALID_ANSWER: "its answer is not valid",
+    DeclineCode.LATE: "it was too late",
+    DeclineCode.NOT_READY: "it is not ready yet",
+    DeclineCode.MISFIT: "it does not fit this job",
+    DeclineCode.EXPELLED: "the network's authority has revoked its membership",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a site is left out of a step.  detail: the scheduler's own words, if it knows more."""
+
+    code: DeclineCode
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.detail:
+            return self.detail
+        more = "" if self.code in _OF_SCHEDULER else "; its log says more"
+        return _SENTENCES[self.code] + more
+
+    @staticmethod
+    def sent(value: Any) -> Failure:
+        """The failure that a site's code stands for; whatever else it sent is not repeated."""
+        known = isinstance(value, str) and value in set(DeclineCode) - _OF_SCHEDULER
+        return Failure(DeclineCode(value) if known else DeclineCode.INVALID_ANSWER)
+
+
+class DeclineError(RequestError):
+    """A site does not take part: the code may leave it, the sentence is for its own people."""
+
+    def __init__(self, code: DeclineCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def code_of(error: BaseException, otherwise: DeclineCode) -> DeclineCode:
+    """The code of an error; of one without a code, the other one."""
+    return error.code if isinstance(error, DeclineError) else otherwise
 
 
 class Command(StrEnum):
@@ -102,3 +201,80 @@ class SiteLine(Protocol):
 
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
+
+
+T = TypeVar("T")
+
+#: More training rows than any hospital has; more bytes than a round can take.
+MOST_ROWS = 10**8
+MOST_BYTES = 10**10
+
+
+def check_all(
+    replies: Mapping[str, Any], check: Callable[[Any], T]
+) -> tuple[dict[str, T], dict[str, Failure]]:
+    """The answers that pass the check, and a failure for every site whose answer does not."""
+    good: dict[str, T] = {}
+    bad: dict[str, Failure] = {}
+    for name, value in replies.items():
+        try:
+            good[name] = check(value)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            bad[name] = Failure(DeclineCode.INVALID_ANSWER)
+    return good, bad
+
+
+def whole(value: Any, low: int, high: int) -> int:
+    """A whole number within its range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError("no such number")
+    return value
+
+
+def score(value: Any) -> float:
+    """A score between -1 and 1 (an R² may be negative), or none (NaN)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("no number")
+    if not math.isnan(value) and not -1 <= value <= 1:
+        raise ValueError("no such score")
+    return float(value)
+
+
+def progress(value: Any) -> tuple[str, Any]:
+    """How a long command stands (a word), and its result."""
+    state, result = value
+    if not isinstance(state, str):
+        raise ValueError("no word")
+    return state, result
+
+
+def hello(value: Any, rounds: int) -> dict[str, Any]:
+    """A site's first answer."""
+    if not isinstance(value, dict) or not isinstance(value["agreement"], str):
+        raise ValueError("no facts")
+    seen = value["validation"]
+    if not isinstance(seen, dict) or len(seen) > rounds:
+        raise ValueError("no rounds")
+    return {
+        "round": whole(value["round"], 0, rounds),
+        "agreement": value["agreement"],
+        "rows": whole(value["rows"], 1, MOST_ROWS),
+        "wire": version(value["wire"]),
+        "finished": value["finished"] is True,
+        "validation": {str(whole(int(t), 1, rounds)): score(v) for t, v in seen.items()},
+    }
+
+
+def version(value: Any) -> versions.Version:
+    """A version of the wire format."""
+    major, minor = value
+    return whole(major, 0, 1000), whole(minor, 0, 1000)
+
+
+def concluded(value: Any, members: int) -> tuple[float, dict[str, int], bool]:
+    """A site's validation score, its sums, and whether its method is done, at the end of a round."""
+    auroc, sums, done = value
+    if not isinstance(sums, dict):
+        raise ValueError("no sums")
+    most = {"bytes": MOST_BYTES, "partners": members}
+    return score(auroc), {name: whole(sums[name], 0, high) for name, high in most.items()}, done is True

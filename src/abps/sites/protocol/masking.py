@@ -23,9 +23,8 @@ from abps.privacy.fixed_point import KEYS, SHARE
 from abps.privacy.secure_sum import Collector, Group, Keys, Member, PresenceList, SumError, UnmaskShares
 from abps.sites.consent import keys as site_keys
 from abps.sites.consent.keys import Signer
-from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command
-from abps.sites.protocol.decline_codes import Failure
+from abps.sites.protocol import commands
+from abps.sites.protocol.commands import Answers, Command, Failure
 from abps.sites.store.rows import EntryKind, canonical
 
 Floats = NDArray[np.float64]
@@ -211,7 +210,7 @@ def masked_total(
         sites: Sequence[str], command: Command, check: Callable[[Any], Any], *arguments: Any
     ) -> dict[str, Any]:
         replies, failed = ask(sites, command, round, *arguments)
-        good, invalid = answers.check_all(replies, check)
+        good, invalid = commands.check_all(replies, check)
         missing.update(failed | invalid)
         return good
 

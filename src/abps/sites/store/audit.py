@@ -11,12 +11,17 @@ present store always binds.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
+import shutil
+import sqlite3
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
 from abps.sites.store import rows as chain
@@ -202,3 +207,54 @@ def read_heads(path: Path, store: Store) -> list[Head]:
         if isinstance(error, RequestError):
             raise
         raise RequestError(f"{path} is not a partner's heads.json ({error!r})") from error
+
+
+def backup(path: Path, out: Path) -> Path:
+    """Copy a study's store into a folder; a job may run meanwhile. Returns the file."""
+    Store.look(path).close()  # a damaged store is not worth a copy
+    written = files.folder(out) / path.name
+    with files.replacing(written) as part:
+        part.unlink()
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as live,
+            contextlib.closing(sqlite3.connect(part)) as copy,
+        ):
+            live.backup(copy)
+    return written
+
+
+def restore(path: Path, source: Path, by: str, signer: Signer | None) -> Verification:
+    """Bring a study's store back from a backup; what was there is kept beside it.
+
+    A backup whose log cannot be believed is refused.
+    """
+    if not by.strip():
+        raise RequestError("a restored store needs the name of the person who restores it")
+    found = source / path.name if source.is_dir() else source
+    copy = Store.look(found)
+    try:
+        seen = verify(copy, signer)
+        facts = copy.facts()
+    finally:
+        copy.close()
+    if seen.faults:
+        raise RequestError(f"{found} cannot be believed: {seen.faults[0]}")
+    now = datetime.datetime.now(datetime.UTC)
+    if path.exists():
+        current = Store.open(path, facts["site"], facts["agreement"])  # no job must have it open
+        current.close()
+        aside = path.with_name(f"{path.name}.before-{now:%Y%m%dT%H%M%S}")
+        path.rename(aside)
+        for rest in ("-wal", "-shm"):
+            Path(f"{path}{rest}").unlink(missing_ok=True)
+    with files.replacing(path) as part:
+        shutil.copyfile(found, part)
+    store = Store.open(path, facts["site"], facts["agreement"])
+    try:
+        why = f"restored from a backup of round {store.round}, by {by.strip()}"
+        at = now.isoformat(timespec="milliseconds")
+        entry = LogEntry(at, store.round, facts["site"], False, EntryKind.RESTORED, 0, why)
+        record_restore(store, entry, signer)
+        return verify(store, signer)
+    finally:
+        store.close()

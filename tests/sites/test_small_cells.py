@@ -1,0 +1,103 @@
+"""Nothing small leaves a site in a study, whatever other members put into the codebook."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Column
+from abps.sites.consent.agreement import small_columns
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.node import measuring
+from abps.sites.protocol.commands import Timeouts
+from abps.sites.store.store import Store
+
+from .loopback import LoopbackNetwork
+from .network import LINEAR, close, open_site
+
+FLOOR = 10
+
+
+def with_rare(given, folder, patients):
+    """The first site's table has a column with a level of so many patients."""
+    folder.mkdir(parents=True)
+    tables = {}
+    for k, name in enumerate(given.names):
+        frame = pl.read_parquet(given.tables[name])
+        rare = ["HIV programme" if k == 0 and i < patients else "public" for i in range(frame.height)]
+        tables[name] = folder / f"{name}.parquet"
+        frame.with_columns(pl.Series("insurance", rare)).write_parquet(tables[name])
+    return replace(given, tables=tables)
+
+
+def study(given, secure):
+    agreement = given.agreement("abps-plus", rounds=12, **LINEAR, secure=secure)
+    levels = (Column("insurance", "level", "HIV programme"), Column("insurance", "level", "public"))
+    book = replace(agreement.book, columns=(*agreement.book.columns, *levels), min_cell=FLOOR)
+    return replace(agreement, book=book)
+
+
+@pytest.mark.parametrize("secure", ["yes", "no"])
+@pytest.mark.parametrize("patients", [4, 60])
+def test_one_member_s_codebook_does_not_override_another_s_minimum_cell(six, tmp_path, secure, patients):
+    """A level that others list: where it has few patients nothing of them is in what leaves."""
+    given = with_rare(six, tmp_path / "tables", patients)
+    agreement = study(given, secure)
+    network = LoopbackNetwork()
+    for name in given.names:
+        open_site(given, name, agreement, tmp_path, network)
+    data = network.sites[given.names[0]].context.data
+    k = data.columns.index("insurance=HIV programme")
+    counts = bool(data.train.x[:, k].any())
+    assert counts if patients > FLOOR and secure == "yes" else not counts or patients > FLOOR
+    Scheduler(network, agreement, 12, Timeouts(poll=0.0)).run(given.names)
+    weights = [abs(float(network.sites[name].models[0][k])) for name in given.names]
+    assert (max(weights) > 1e-6) == counts, weights
+    close(network)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_every_yes_no_column_that_counts_has_enough_patients(six, tmp_path, secure):
+    agreement = study(with_rare(six, tmp_path / "tables", 4), "yes" if secure else "no")
+    given = with_rare(six, tmp_path / "again", 4)
+    hidden = 0
+    for name in given.names:
+        data = agreement.prepare(given.table(name, agreement.book))
+        assert not small_columns(data, True).any()  # what was small is gone
+        y = data.train.y > 0
+        for column in data.train.x.T:
+            if not np.isin(column, (0, 1)).all():
+                continue
+            cells = [(column == v).sum() for v in (0, 1)]
+            if not secure:
+                cells += [((column == v) & (y == w)).sum() for v in (0, 1) for w in (False, True)]
+            hidden += not column.any()
+            assert all(c == 0 or c >= FLOOR for c in cells) or not column.any(), (name, cells)
+    assert hidden > 5
+
+
+@pytest.mark.parametrize("more", [1, 3])
+def test_counts_of_two_tables_that_differ_by_a_patient_are_not_both_given(four, tmp_path, more):
+    """A count is of one table: the difference of two would be the patients that were added."""
+    agreement = four.agreement("abps-plus", rounds=2, **(LINEAR | {"standardise": "common"}))
+    agreement = replace(agreement, book=replace(agreement.book, statistics=None, min_cell=FLOOR))
+    name = four.names[0]
+    table = four.table(name, agreement.book)
+
+    def counting(rows):
+        store = Store.open(tmp_path / "scales.sqlite", name, agreement.digest(), agreement.notes())
+        try:
+            return measuring.ScaleCounting(name, agreement, rows, store)
+        finally:
+            store.close()
+
+    assert counting(table) is not None and counting(table) is not None
+    fewer = pl.read_parquet(four.tables[name]).head(table.rows - more)
+    fewer.write_parquet(tmp_path / "fewer.parquet")
+    other = replace(four, tables=four.tables | {name: tmp_path / "fewer.parquet"})
+    with pytest.raises(RequestError, match="another table"):
+        counting(other.table(name, agreement.book))

@@ -1,0 +1,40 @@
+"""A site's whole part in a study of the flagship needs no PyTorch: its process stays small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, tempfile
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from sites.loopback import LoopbackNetwork
+from sites.network import close, hospitals, open_site
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.commands import Timeouts
+{engine}
+folder = Path(tempfile.mkdtemp())
+given = hospitals(folder / "tables", 4, stays=400)
+agreement = given.agreement({method!r}, rounds=30, secure="yes")
+network = LoopbackNetwork()
+for name in given.names:
+    open_site(given, name, agreement, folder, network)
+report = Scheduler(network, agreement, 30, Timeouts(poll=0.0)).run(given.names)
+assert report.stopped_early and all(abs(site.models).max() > 0 for site in network.sites.values())
+assert "torch" not in sys.modules
+close(network)
+print("done", len(report.rounds))
+"""
+
+
+@pytest.mark.parametrize("method", ["abps-plus", "glm-exact"])
+def test_a_study_runs_without_pytorch(method):
+    tests = str(Path(__file__).parents[1])
+    engine = "from abps.sites.flare import opening  # what a real process loads"
+    script = SCRIPT.format(tests=tests, method=method, engine=engine)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout.startswith("done"), done.stderr[-2000:]
