@@ -184,6 +184,46 @@ def test_one_huge_upload_costs_no_more_than_its_sender_s_absence(eight, tmp_path
     close(network)
 
 
+class Aimed(LoopbackNetwork):
+    """Some members add the same to one entry of their scores, in every exchange."""
+
+    def __init__(self, bad: tuple[str, ...], entry: int, push: float) -> None:
+        super().__init__()
+        self.bad, self.entry, self.push = bad, entry, push
+
+    def sender(self, name):
+        send = super().sender(name)
+
+        def carry(peer, what, data):
+            context = self.sites[name].context
+            if what == "upload" and name in self.bad:
+                own = self.sites[name].exchanges._own.messages[0]
+                values = own.values.copy()
+                values[self.entry] += self.push
+                numbers = NumberList.of(values, own.form).data
+                data = pack_upload(numbers, context.round.number, context.id)
+            return send(peer, what, data)
+
+        return carry
+
+
+@pytest.mark.parametrize(("entry", "push"), [(3, 1.0), (10, 3.0), (3, 100.0)])
+def test_two_of_eight_aim_at_one_coefficient(eight, tmp_path, entry, push):
+    """Once they moved it by 2.5 and cost .14 AUROC. Large pushes are left out; small ones are bounded."""
+    agreement, bad = eight.agreement("abps-plus", rounds=12, **LINEAR), eight.names[:2]
+    clean = opened(eight, agreement, tmp_path / "clean")
+    clean.trouble = lambda sender, receiver, kind, back: sender in bad and kind == "upload"
+    network = opened(eight, agreement, tmp_path / "aimed", Aimed(bad, entry, push))
+    for each in (clean, network):
+        Scheduler(each, agreement, 12, QUICK).run(eight.names)
+    honest = eight.names[2:]
+    moved = [abs(network.sites[n].models[0][entry] - clean.sites[n].models[0][entry]) for n in honest]
+    cost = [clean.sites[n].test_score() - network.sites[n].test_score() for n in honest]
+    assert max(moved) < (0.1 if push > 10 else 1.0) and np.nanmean(cost) < 0.02, (moved, cost)
+    close(clean)
+    close(network)
+
+
 @pytest.mark.parametrize("rows", [10**8, 10**30])
 def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path, rows):
     network, sites = begun(four, four.agreement("abps-plus", **LINEAR), tmp_path)

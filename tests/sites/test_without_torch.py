@@ -19,12 +19,12 @@ from abps.sites.protocol.commands import Timeouts
 {engine}
 folder = Path(tempfile.mkdtemp())
 given = hospitals(folder / "tables", 4, stays=400)
-agreement = given.agreement({method!r}, rounds=30, secure="yes")
+agreement = given.agreement({method!r}, rounds=9, secure="yes")
 network = LoopbackNetwork()
 for name in given.names:
     open_site(given, name, agreement, folder, network)
-report = Scheduler(network, agreement, 30, Timeouts(poll=0.0)).run(given.names)
-assert report.stopped_early and all(abs(site.models).max() > 0 for site in network.sites.values())
+report = Scheduler(network, agreement, 9, Timeouts(poll=0.0)).run(given.names)
+assert report.rounds and all(abs(site.models).max() > 0 for site in network.sites.values())
 assert "torch" not in sys.modules
 close(network)
 print("done", len(report.rounds))
