@@ -195,10 +195,10 @@ def test_containers_that_start_again_find_what_was_prepared(tmp_path, capsys):
 
 
 def test_names_of_hospitals():
-    assert RehearsalPlan(4, "s", "abps").names == ("north", "south", "east", "west")
-    assert RehearsalPlan(12, "s", "abps").names[:2] == ("hospital-01", "hospital-02")
+    assert RehearsalPlan(4, "s", "abps-plus").names == ("north", "south", "east", "west")
+    assert RehearsalPlan(12, "s", "abps-plus").names[:2] == ("hospital-01", "hospital-02")
     with pytest.raises(RequestError):
-        RehearsalPlan(33, "s", "abps")
+        RehearsalPlan(33, "s", "abps-plus")
 
 
 def test_home_is_given_back(tmp_path):

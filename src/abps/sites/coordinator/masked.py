@@ -12,7 +12,7 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.steps import run_with_approval
+from abps.sites.coordinator.steps import run_step, run_with_approval
 from abps.sites.node.measuring import MEASURE, Tally, measuring_context
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, Failure, SiteLine, Timeouts
@@ -116,7 +116,7 @@ def _counted(
         columns = total.reshape(tally.columns, -1)
         if (columns < -tally.doubt() - 0.5).any() or (columns.sum(axis=1) > most).any():
             raise SumError("a total is more than all rows, or less than none: a site adds what it has not")
-        line.ask(names, Command.SUM_TOTAL, number, found.data, seconds=timeouts.talk)
+        run_step(line, names, timeouts.talk, timeouts, Command.SUM_TOTAL, number, found.data)
         tally.take(total, names)
     log(f"common scales of {tally.columns} columns, counted under masks by {len(names)} sites")
     return tally.result()

@@ -93,8 +93,10 @@ class MaskedSums:
         """Step 3: what this site adds, under its masks, once."""
         with self.context.lock:
             summand = self.context.need(round, self.summand, "a summand that has not left yet")
+            what = f"our summand of round {round}"
+            made = self.steps.masked(round, sealed, summand, EntryKind.UPLOAD, what)
             self.summand = None
-        return self.steps.masked(round, sealed, summand, EntryKind.UPLOAD, f"our summand of round {round}")
+        return made
 
     def present(self, round: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose summands have come."""

@@ -228,7 +228,11 @@ def masked_total(
     listed = sorted(masked)
     signatures = asked(listed, Command.SUM_PRESENT, _some_bytes, listed)
     shares = asked(sorted(signatures), Command.SUM_OPEN, lambda v: _opened(v, everybody), listed, signatures)
-    ring = collector.total(shares, sorted(sealed))
+    try:
+        ring = collector.total(shares, sorted(sealed))
+    except SumError as error:
+        why = "; ".join(f"{name}: {failure}" for name, failure in sorted(missing.items()))
+        raise SumError(f"{error}{f' ({why})' if why else ''}") from error
     return MaskedTotal(ring.astype("<u8").tobytes(), tuple(listed), missing)
 
 
