@@ -159,3 +159,30 @@ def test_the_chance_that_collaboration_helps_is_calibrated_on_average(monkeypatc
         said.append(chance[0])
         happened.append(np.nanmean(together < apart))
     assert abs(np.mean(said) - np.mean(happened)) < 0.05
+
+
+@pytest.mark.parametrize("fault", ["no events", "three rows", "separable", "constant", "half of all rows"])
+def test_a_bad_center_harms_nobody(fault):
+    rng = np.random.default_rng(6)
+    x, center = rng.standard_normal((2400, 3)), rng.integers(0, 8, 2400)
+    y = (rng.random(2400) < 1 / (1 + np.exp(-x @ [1.0, -0.7, 0.3]))).astype(int)
+    rows = {"no events": 200, "three rows": 3, "separable": 200, "constant": 200, "half of all rows": 2400}[
+        fault
+    ]
+    bad = rng.standard_normal((rows, 3)) * (0.0 if fault == "constant" else 1.0)
+    worse = (rng.random(rows) < 0.4).astype(int)
+    if fault == "separable":
+        worse = (bad[:, 2] > 0).astype(int)
+    elif fault in ("no events", "three rows"):
+        worse[:] = 0
+    names = [f"h{k}" for k in center] + ["bad"] * rows
+    every, label = np.concatenate([x, bad]), np.concatenate([y, worse])
+    frame = pl.DataFrame({f"x{k}": every[:, k] for k in range(3)}).with_columns(
+        y=pl.Series(label), h=pl.Series(names)
+    )
+    with_it = abps.simulate(abps.federation(frame, label="y", center="h"), "abps-plus", seed=2)
+    clean = frame.filter(pl.col("h") != "bad")
+    without = abps.simulate(abps.federation(clean, label="y", center="h"), "abps-plus", seed=2)
+    assert np.isfinite(with_it.models).all()
+    others = [with_it.auroc.per_center[name] for name in without.auroc.per_center]
+    assert np.mean(others) > without.auroc.mean - 0.01
