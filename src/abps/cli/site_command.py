@@ -122,7 +122,8 @@ def study_store(where: Path, study: str | None) -> Store:
     own = own_file(where)
     if study is not None:
         return Store.look(own.store_of(study))
-    found = sorted(Path(own.store).glob("*.sqlite"))
+    # Counts for common scales have a store of their own.
+    found = [path for path in sorted(Path(own.store).glob("*.sqlite")) if not path.stem.endswith("-scales")]
     if len(found) != 1:
         names = ", ".join(path.stem for path in found) or "none yet"
         raise RequestError(f"{own.site} takes part in {len(found)} studies ({names}); name one with --study")
