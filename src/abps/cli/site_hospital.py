@@ -363,7 +363,7 @@ def console(
 
 
 def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
-    """Show a site's part in a study: partners, beliefs, rests, bytes, refusals.
+    """Show a site's part in a study: exchanges, rests, bytes, refusals.
 
     Example: abps site status kits/north
     """
@@ -394,7 +394,7 @@ class SiteReport:
 
 
 def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
-    """Write what a site has of a study: the audit log in plain words, rounds, beliefs, its model and card as
+    """Write what a site has of a study: the audit log in plain words, rounds, its model and card as
     `abps fit` would, and report.html. Nothing is sent.
 
     Example: abps site export kits/north --out north-export
@@ -474,7 +474,7 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
 
 
 def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
-    """Copy a site's store of a study: beliefs, model, log. A job may run meanwhile.
+    """Copy a site's store of a study: state, model, log. A job may run meanwhile.
 
     Example: abps site backup kits/north --out backups/2026-11-17
     """
