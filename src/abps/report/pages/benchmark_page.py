@@ -53,7 +53,11 @@ FILES = ("benchmark", "contrasts", "sizes", "anatomy")
 
 def read(folder: Path) -> dict[str, pl.DataFrame]:
     """The tables in a folder, by name; those that are there."""
-    return {name: pl.read_csv(folder / f"{name}.csv") for name in FILES if (folder / f"{name}.csv").exists()}
+    return {
+        name: pl.read_csv(folder / f"{name}.csv", infer_schema_length=None)
+        for name in FILES
+        if (folder / f"{name}.csv").exists()
+    }
 
 
 def sections(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
