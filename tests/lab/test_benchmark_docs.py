@@ -1,0 +1,62 @@
+"""Every number in docs/benchmark.md comes from the stored results."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from abps.lab.suite import suite
+from abps.report.pages import benchmark_page
+
+ROOT = Path(__file__).resolve().parents[2]
+specification = importlib.util.spec_from_file_location("benchmark_docs", ROOT / "tools" / "benchmark_docs.py")
+docs = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(docs)
+
+
+@pytest.fixture(scope="module")
+def frames():
+    return benchmark_page.read(docs.RESULTS)
+
+
+@pytest.fixture(scope="module")
+def page():
+    return docs.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_is_what_the_results_say(page, frames):
+    assert docs.filled(page, benchmark_page.blocks(frames)) == page
+    changed = frames["benchmark"].with_columns(pl.col("score") + 0.01)
+    assert docs.filled(page, benchmark_page.blocks(frames | {"benchmark": changed})) != page
+
+
+def test_figures_are_those_of_the_results(frames):
+    for drawing in benchmark_page.drawings(frames):
+        stored = (docs.IMAGES / f"benchmark-{drawing.name}.svg").read_text(encoding="utf-8")
+        shown = [re.findall(r"[\d.]+(?=[ ,\"'])", svg) for svg in (stored, str(drawing.svg))]
+        assert len(shown[0]) > 100
+        np.testing.assert_allclose(np.array(shown[0], float), np.array(shown[1], float), atol=0.1)
+
+
+def test_no_measured_number_stands_outside_the_blocks(page):
+    """Decimals and percentages in the text would be numbers that nothing checks."""
+    prose = re.sub(r"```.*?```", "", docs.BLOCK.sub("", page), flags=re.DOTALL)
+    found = re.findall(r"(?<![\w.])[+-]?\.?\d+\.\d+|\d+ %", re.sub(r"`[^`]*`", "", prose))
+    assert set(found) <= {"5 %"}
+
+
+def test_all_real_federations_and_the_rivals_are_there(frames):
+    frame, known = frames["benchmark"], suite()
+    assert set(frame.filter("real")["federation"]) == {name for name, each in known.items() if each.real}
+    assert set(frame["federation"]) <= set(known) and not frame["real"].all()
+    wanted = {"local-best", "pooled-best", "glm-exact", "fedavg", "clustered", "odal", "glmm", "boosting"}
+    for part in (frame.filter("real"), frame.filter(~frame["real"])):
+        counts = part.group_by("method").len().filter(pl.col("len") == part["federation"].n_unique())
+        assert wanted | {"abps-pq-k1", "random-k1", "abps-plus"} <= set(counts["method"])
+    assert {"fedmap", "pfedgraph", "ditto"} <= set(frame.filter("real")["method"])
+    assert frame.group_by("federation", "method").len()["len"].max() == 1
