@@ -381,6 +381,22 @@ def _adam(w, g, mean, square, lr, decay, step):
 
 
 @compiled
+def _sgd(w, g, lr, decay):
+    """One step down the gradient with weight decay, in place."""
+    for p in range(len(w)):
+        w[p] -= lr * (g[p] + decay * w[p])
+
+
+@compiled
+def _turned(ways, order, turn):
+    """The rows ``order`` of ``ways`` (rows, units) to the front of ``turn``, zeros behind them."""
+    units = ways.shape[1]
+    turn[len(order) * units :] = np.float32(0.0)
+    for r in range(len(order)):
+        turn[r * units : (r + 1) * units] = ways[order[r]]
+
+
+@compiled
 def _seated(x, y, first, order, d, seats, labels):
     """(rows, d) a batch: the rows first + order of x, then zeros up to a whole four of rows."""
     rows = len(order)
@@ -443,8 +459,8 @@ def train(
         # Frozen models say the same in every epoch, so they are asked once.
         ways = np.empty((own if len(near) else 0, units), dtype=np.float32)
         if len(near):
-            one, other = near[min(i, len(near) - 1)], far[min(i, len(far) - 1)]
-            _ways(one, other, x[start[i] : start[i + 1]], widths, seats, hidden, ways)
+            frozen_pair = near[min(i, len(near) - 1)], far[min(i, len(far) - 1)]
+            _ways(frozen_pair, x[start[i] : start[i + 1]], widths, seats, hidden, ways)
         step = 0
         for epoch in range(epochs):
             for at in range(0, own, batch):
@@ -452,9 +468,7 @@ def train(
                 seen = _seated(x, y, start[i], orders[epoch, c, at : at + rows], d, seats, labels)
                 turn = turns[: len(seen) * units if len(near) else 0]
                 if len(near):
-                    turn[rows * units :] = np.float32(0.0)
-                    for r in range(rows):
-                        turn[r * units : (r + 1) * units] = ways[orders[epoch, c, at + r]]
+                    _turned(ways, orders[epoch, c, at : at + rows], turn)
                 if gaussian:
                     _draw_weights(w, noise_keys[c, step], noise_places, noise, spread, tilt, met)
                 _gradient(
@@ -483,8 +497,7 @@ def train(
                 if adam:
                     _adam(moving, slope, mean, square, lr, decay, step)
                 else:
-                    for p in range(len(moving)):
-                        moving[p] -= lr * (slope[p] + decay * moving[p])
+                    _sgd(moving, slope, lr, decay)
         after[i] = w
 
 
@@ -525,15 +538,15 @@ def _finish(w, widths, rows, hidden, out):
 
 
 @compiled
-def _ways(near, far, x, widths, seats, hidden, out):
-    """(b, units) on rows (b, d), the way from the direction of near's representation to that of far's."""
+def _ways(models, x, widths, seats, hidden, out):
+    """(b, units) on rows (b, d), the way from the direction of one model's representation to the other's."""
     inside, units = widths[0], widths[1]
     for at in range(0, len(x), ANSWERED_AT_ONCE):
         here = out[at : at + ANSWERED_AT_ONCE]
         seen = _fours(x[at : at + ANSWERED_AT_ONCE], seats)
         rows = len(seen)
         here[:] = np.float32(0.0)
-        for model, sign in ((near, np.float32(-1.0)), (far, np.float32(1.0))):
+        for model, sign in ((models[0], np.float32(-1.0)), (models[1], np.float32(1.0))):
             first = model[: units * inside].reshape((units, inside)).T
             np.dot(seen, first, hidden[: rows * units].reshape((rows, units)))
             z = _represent(model, widths, rows, hidden)
