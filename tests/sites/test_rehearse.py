@@ -199,7 +199,7 @@ def test_wrong_rehearsals(tmp_path, capsys):
 
 
 def test_containers_that_start_again_find_what_was_prepared(tmp_path, capsys):
-    arguments = ("site", "rehearse", "--out", tmp_path / "new", "--only", "prepare", "--sites", 2)
+    arguments = ("site", "rehearse", "--out", tmp_path / "new", "--only", "prepare", "--sites", 3)
     assert call(capsys, *arguments)[0] == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "new").rglob("*")}
     assert call(capsys, *arguments)[0] == 0
