@@ -1,4 +1,4 @@
-"""Newton's method and penalties by evidence against scikit-learn, statsmodels, SciPy and brute force."""
+"""Newton's method and penalties by evidence against scikit-learn, SciPy and brute force."""
 
 from __future__ import annotations
 

@@ -140,9 +140,9 @@ def propose(context: Context, halves: HalfScores, local: LocalRows) -> tuple[flo
     )
     if chance > LEVEL:
         return chance, {}
-    draw = streams.uniforms(context.seed, "sketch", 1, context.ids)
+    order = np.argsort(streams.uniforms(context.seed, "sketch", 1, context.ids), kind="stable")
     fold = np.empty(context.n, dtype=np.int64)
-    fold[np.argsort(draw, kind="stable")] = np.arange(context.n) % FOLDS
+    fold[order] = np.arange(context.n) % FOLDS
     form, messages = fold_message(local), {}
     number, count = halves.clusters()
     for k in range(FOLDS):

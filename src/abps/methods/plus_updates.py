@@ -365,8 +365,8 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
     number[context.local_index] = clusters.number if clusters.fits else -1
     for i, member in enumerate(context.local_index.tolist()):
         if state.chance >= 0:
-            used = "structure is used" if clusters.fits or clusters.chosen >= 0 else "no structure is used"
-            rows.append((member, -1, "differences", state.chance, used))
+            said = "structure is used" if clusters.fits or clusters.chosen >= 0 else "no structure is used"
+            rows.append((member, -1, "differences", state.chance, said))
         if state.resting[i]:
             rows.append((member, -1, "rested", 1.0, "the evidence of its rows speaks for its own model"))
             continue
