@@ -128,7 +128,8 @@ class Network:
     def submit(self, *more):
         return self.begin(
             "submit", "--kit", self.operator, "--study", "icu", "--codebook", self.folder / "codebook.json",
-            "--method", "fedavg", "--set", "model=linear", "--rounds", "9", *more,
+            "--set", "model=linear", "--set", "standardise=own", "--set", "secure=no", "--rounds", "9",
+            "--members", ",".join([*NAMES, NEW]), *more,
         )  # fmt: skip
 
     def proposed(self, capsys, name: str) -> str:
@@ -200,7 +201,7 @@ def test_from_four_hospitals_to_a_running_job(network, capsys):
     assert "waits for approval here" in n.said("north")
     for name in ("north", "south"):
         status = json.loads(n.quick(capsys, "status", n.kits / name, "--json"))
-        assert 1 <= status["round"] <= 2 and status["bytes_sent"]["weights"] > 0
+        assert 1 <= status["round"] <= 2 and status["bytes_sent"]["upload"] > 0
     assert not (folder / "stores" / "east" / "icu.sqlite").exists()
     clock = json.loads((n.kits / "north" / "local" / "abps-clock.json").read_text())
     assert abs(clock["seconds"]) < LONG
