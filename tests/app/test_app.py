@@ -155,6 +155,7 @@ def test_a_table_of_200_mb_does_not_stay_in_memory(serve, tmp_path):
 
 def accessible(page, axe) -> None:
     """Nothing serious, nothing wider than the window, on a desktop and on a phone."""
+    page.wait_for_load_state("load")
     for width in (1200, 390):
         page.set_viewport_size({"width": width, "height": 850})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (page.url, width)
@@ -201,6 +202,10 @@ def test_from_a_dirty_german_table_to_probabilities(serve, browser, tmp_path, sc
     report = opened.value
     report.wait_for_load_state()
     assert "AUROC" in report.inner_text("main, body") and report.locator("h1").count() == 1
+    page.click("summary:has-text('The whole path as commands')")
+    with page.expect_download() as registered:
+        page.click("a:has-text('study.toml')")
+    assert 'label = "Verstorben"' in registered.value.path().read_text()
     page.click("button:has-text('Train the models')")
     page.wait_for_selector("text=Models by hospital", timeout=300_000)
     accessible(page, axe)

@@ -255,6 +255,6 @@ def test_the_catalog_names_all_methods_of_the_table() -> None:
     wanted = reference | star | extras | peers | controls | ours | goals | choosing
     assert wanted <= set(CATALOG)
     for entry in CATALOG.values():
-        assert entry.family in ("reference", "star", "p2p", "control", "abps", "extension")
+        assert entry.family in ("reference", "star", "p2p", "control", "abps", "extension", "sums")
         assert entry.summary
         assert entry.source

@@ -48,6 +48,7 @@ def test_a_hospital_reads_previews_decides_and_searches(proposed, console, brows
     page = browser.new_context(bypass_csp=True).new_page()
 
     def accessible():
+        page.wait_for_load_state("load")
         for width in (1200, 390):
             page.set_viewport_size({"width": width, "height": 850})
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (page.url, width)

@@ -223,6 +223,14 @@ async def report(request: Request) -> Response:
     return finished_page(_study(request).folder / "study" / "report.html")
 
 
+async def study_file(request: Request) -> Response:
+    """The study as a file that ``abps compare --config`` reads."""
+    path = _study(request).folder / "study" / "study.toml"
+    if not path.is_file():
+        raise HTTPException(404, WORDS["error"]["absent"])
+    return FileResponse(path, filename="study.toml")
+
+
 async def fit_models(request: Request) -> Response:
     """Train the models to take home."""
     study, form = _study(request), await _form(request)
@@ -314,6 +322,7 @@ def routes() -> list[BaseRoute]:
         Route(f"{base}/stop", stop, methods=["POST"]),
         Route(f"{base}/progress", progress),
         Route(f"{base}/report", report),
+        Route(f"{base}/study.toml", study_file),
         Route(f"{base}/fit", fit_models, methods=["POST"]),
         Route(f"{base}/model", model),
         Route(f"{base}/model/{{file}}", take),
