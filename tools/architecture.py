@@ -16,7 +16,8 @@ BEGIN, END = "<!-- packages -->", "<!-- /packages -->"
 
 #: From the top: each may import what stands below it.
 ORDER = (
-    "cli", "report", "lab", "study", "checks", "fitted", "sites", "engine", "methods", "models", "cohorts",
+    "cli", "app", "report", "lab", "study", "checks", "fitted", "sites", "engine", "methods", "models",
+    "cohorts",
     "data", "statistics", "privacy", "wire", "evaluate", "core",
 )  # fmt: skip
 

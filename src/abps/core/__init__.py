@@ -1,1 +1,1 @@
-"""Decisions that a hospital makes, in NumPy alone: beliefs, goals, matching, protocol, credit, ledger."""
+"""Decisions that a hospital makes, in NumPy alone: beliefs, goals, matching, credit, ledger."""
