@@ -62,7 +62,8 @@ def test_under_masks_a_server_has_nothing_of_one_center(data):
     method = configure("fedavg", SMALL, 2)
     masked = Protection("masked sums", {"secure": True})
     plain, hidden = audit(method, data, 3, (10,), (1,), (Protection("none", {}), masked))
-    assert plain.alignment > 0.9 and hidden.alignment < 0.62  # 240 rows hide each other, ten do not
+    assert plain.alignment > 0.65  # ten rows do not hide each other, though a penalty by evidence hides some
+    assert hidden.alignment < min(0.62, plain.alignment - 0.1)  # 240 rows do
     (seen,) = exposed(configure("fedavg", SMALL | {"secure": True}, 2), cut(data, 10, 3)[0], 3, (1,))
     steps = seen.after - seen.before
     assert np.abs(steps - steps[0]).max() < 1e-6 and np.abs(steps).max() > 0
