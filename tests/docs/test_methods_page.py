@@ -1,4 +1,4 @@
-"""The page about a method of one's own: its code runs, and is the code that is tested between sites."""
+"""The page about a method of one's own: its code runs, and is the code of the tests."""
 
 from pathlib import Path
 
