@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from abps import files
 from abps.app import studies
 from abps.app.jobs import Job, JobState, command_words, last_sentence, run_now
-from abps.app.pages import WORDS, finished_page, go, page
+from abps.app.pages import WORDS, checked_form, finished_page, go, page
 from abps.app.studies import DEPTHS, LISTS, ROLES, AppStudy
 from abps.core.errors import RequestError
 
@@ -43,13 +43,6 @@ def _study(request: Request) -> AppStudy:
     if study is None:
         raise HTTPException(404, WORDS["error"]["absent"])
     return study
-
-
-async def _form(request: Request) -> FormData:
-    """A form of this session; files in it lie on disk, not in memory."""
-    form = await request.form()
-    request.app.state.session.check_form(form)
-    return form
 
 
 async def _upload(form: FormData, target: Path) -> None:
@@ -75,7 +68,7 @@ async def home(request: Request) -> Response:
 
 async def create(request: Request) -> Response:
     """A table was chosen or dropped."""
-    form = await _form(request)
+    form = await checked_form(request)
     study = studies.new_study(_home(request), _uploaded_name(form))
     try:
         await _upload(form, study.folder / study.choices.file)
@@ -105,7 +98,7 @@ async def columns(request: Request) -> Response:
 
 async def choose_columns(request: Request) -> Response:
     """Columns were named: check the table with them."""
-    study, form = _study(request), await _form(request)
+    study, form = _study(request), await checked_form(request)
     known = study.read("preview.json")["columns"]
     chosen = {role: str(form.get(role, "")) for role in ROLES}
     drop, keep = (tuple(str(c) for c in form.getlist(name) if c in known) for name in LISTS)
@@ -117,7 +110,7 @@ async def choose_columns(request: Request) -> Response:
 
 async def fix(request: Request) -> Response:
     """A correction that the check offered."""
-    study, form = _study(request), await _form(request)
+    study, form = _study(request), await checked_form(request)
     column = str(form.get("column", ""))
     if column not in study.read("preview.json")["columns"]:
         raise RequestError(f"{column}: no such column")
@@ -161,7 +154,7 @@ def _only_one(request: Request, job: Job) -> None:
 
 async def start(request: Request) -> Response:
     """Begin the comparison, or go on with it."""
-    study, form = _study(request), await _form(request)
+    study, form = _study(request), await checked_form(request)
     if study.read("check.json") is None:
         return go(f"/studies/{study.name}/columns")
     _only_one(request, study.compare)
@@ -175,7 +168,7 @@ async def start(request: Request) -> Response:
 async def stop(request: Request) -> Response:
     """Cancel what runs; finished parts stay."""
     study = _study(request)
-    await _form(request)
+    await checked_form(request)
     for job in (study.compare, study.fit):
         await to_thread.run_sync(job.stop)
     return go(f"/studies/{study.name}/run")
@@ -233,7 +226,7 @@ async def study_file(request: Request) -> Response:
 
 async def fit_models(request: Request) -> Response:
     """Train the models to take home."""
-    study, form = _study(request), await _form(request)
+    study, form = _study(request), await checked_form(request)
     method = str(form.get("method", "abps-plus"))
     if method not in ("abps-plus", "local-best"):
         raise RequestError(f"method {method}: choose abps-plus or local-best")
@@ -279,7 +272,7 @@ async def take(request: Request) -> Response:
 
 async def predict(request: Request) -> Response:
     """Probabilities for the rows of a second file, as CSV."""
-    study, form = _study(request), await _form(request)
+    study, form = _study(request), await checked_form(request)
     folder = _model(request, study, str(form.get("hospital", "")))
     given = _uploaded_name(form)
     suffix = Path(given).suffix.lower()
@@ -302,7 +295,7 @@ async def predict(request: Request) -> Response:
 async def delete(request: Request) -> Response:
     """Forget a study and its table."""
     study = _study(request)
-    await _form(request)
+    await checked_form(request)
     await to_thread.run_sync(lambda: studies.remove(study))
     return go("/")
 

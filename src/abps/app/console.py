@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from abps.app.jobs import command_words, last_sentence, run_now
-from abps.app.pages import WORDS, go, page
+from abps.app.pages import WORDS, checked_form, go, page
 from abps.core.errors import RequestError
 
 #: Lines of the log on a page, and values of a preview.
@@ -85,8 +85,7 @@ async def preview(request: Request) -> Response:
 
 async def decide(request: Request) -> Response:
     """Approve, refuse or withdraw, with a name."""
-    form = await request.form()
-    request.app.state.session.check_form(form)
+    form = await checked_form(request)
     verdict, study, digest = (str(form.get(name, "")) for name in ("decision", "study", "digest"))
     if verdict not in DECISIONS:
         raise RequestError(f"{verdict}: choose approve, refuse or withdraw")

@@ -68,7 +68,7 @@ class BrowserSession:
         return response
 
     def check_form(self, form: Any) -> None:
-        """Refuse a form that is not of this session."""
+        """Refuse a form that no page of this browser sent."""
         if not secrets.compare_digest(str(form.get("session", "")).encode(), self.form.encode()):
             raise HTTPException(403, "This form is of an earlier session. Load the page again.")
 

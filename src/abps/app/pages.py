@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from starlette.applications import Starlette
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -19,16 +19,11 @@ from starlette.staticfiles import StaticFiles
 
 from abps.app.guard import PAGE_POLICY, BrowserSession, Guard
 from abps.core.errors import RequestError
+from abps.report.pages.document import page_templates
 
 WORDS = tomllib.loads(resources.files("abps.app").joinpath("en.toml").read_text(encoding="utf-8"))
 
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.PackageLoader("abps.app", "templates"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_ENVIRONMENT = page_templates("abps.app")
 _ENVIRONMENT.filters["date"] = lambda t: datetime.datetime.fromtimestamp(t).strftime("%Y-%m-%d %H:%M")
 _ENVIRONMENT.filters["thousands"] = lambda value: f"{value:,}"
 
@@ -39,6 +34,13 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
     title = request.app.state.title
     html = _ENVIRONMENT.get_template(template).render(t=WORDS, session=session.form, app=title, **context)
     return HTMLResponse(html, status)
+
+
+async def checked_form(request: Request) -> FormData:
+    """A form of a page that this browser got; files in it lie on disk, not in memory."""
+    form = await request.form()
+    request.app.state.session.check_form(form)
+    return form
 
 
 def go(path: str) -> Response:

@@ -102,7 +102,7 @@ def drawings(frames: dict[str, pl.DataFrame]) -> list[Drawing]:
     found = []
     for name, part in sections(frames["benchmark"]).items():
         ranked = ranking(part)
-        words = "Methods that a bar joins cannot be told apart (Nemenyi, 5 %)."
+        words = "Methods that a bar joins cannot be distinguished (Nemenyi, 5 %)."
         title = f"Mean ranks, {name} federations"
         found.append(draw(f"ranks-{name}", title, words, functools.partial(ranks, ranked)))
     if "sizes" in frames:

@@ -18,19 +18,24 @@ from abps.report import tables
 _POLICY = "policy-of-this-page"
 
 
+def page_templates(package: str) -> jinja2.Environment:
+    """The templates of a package; everything is escaped, and a name that is not given is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package, "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
 def render(template: str, **context: Any) -> str:
     """Fill a template of this package; everything but drawings is escaped.
 
     The page allows its own style and script, by their digests, and nothing else: no network, no frame, no
     script in an attribute.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("abps.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_templates("abps.report")
     filters: dict[str, Callable[..., str]] = {
         "thousands": lambda value: "" if value is None else f"{value:,}",
         "percent": lambda value: f"{100 * value:.1f}",
