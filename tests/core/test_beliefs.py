@@ -37,7 +37,7 @@ def test_the_sparse_store_equals_a_dense_one(batches, prior):
     np.testing.assert_allclose(got.beta, beta)
     np.testing.assert_array_equal(got.count, count)
     for name in ("alpha", "beta", "count"):
-        np.testing.assert_array_equal(getattr(beliefs.rows(np.arange(N)), name), getattr(got, name))
+        np.testing.assert_array_equal(getattr(beliefs.all_pairs(), name), getattr(got, name))
     assert beliefs.observed == (count > 0).sum()
 
 

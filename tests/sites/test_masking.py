@@ -309,11 +309,12 @@ def test_a_newcomer_gets_the_model_and_is_in_no_sum(six, tmp_path, method):
 
 def test_what_does_not_run_between_sites_gets_one_sentence(four):
     for method, why in (
-        ("abps-pq-k1", "does not run between sites; sites exchange with a coordinator"),
+        ("abps-pq-k1", "does not run between sites: its centers exchange no sums"),
         ("local", "choose abps-plus, glm-exact, fedavg or fedprox"),
         ("fedavg-p", "more than sums of whole models"),
-        ("centralized", "pools all rows"),
-        ("scaffold", "more than sums of whole models"),
+        ("centralized", "exchange no sums"),
+        ("scaffold", "a rival for simulations"),
+        ("glmm", "a rival for simulations"),
     ):
         agreement = Agreement("test", method, four.book(11), 11, 1, {"secure": "yes"})
         with pytest.raises(RequestError, match=why):

@@ -78,18 +78,13 @@ class Beliefs:
         count[known] = self.count[at[known]]
         return BetaPosterior(alpha.reshape(pair.shape), beta.reshape(pair.shape), count.reshape(pair.shape))
 
-    def rows(self, centers: Ints) -> BetaPosterior:
-        """(r, n) the beliefs of some centers about all."""
-        shape = (len(centers), self.n)
+    def all_pairs(self) -> BetaPosterior:
+        """(n, n) the beliefs of all centers about all."""
+        shape = (self.n, self.n)
         alpha, beta, count = (np.full(shape, value) for value in (*map(float, self.prior), 0.0))
-        row = np.full(self.n, -1)
-        row[centers] = np.arange(len(centers))
-        at, peer = row[self.key // self.n], self.key % self.n
-        mine = at >= 0
-        where = at[mine], peer[mine]
-        alpha[where] += self.gain[mine]
-        beta[where] += self.loss[mine]
-        count[where] = self.count[mine]
+        alpha.ravel()[self.key] += self.gain
+        beta.ravel()[self.key] += self.loss
+        count.ravel()[self.key] = self.count
         return BetaPosterior(alpha, beta, count)
 
     def observe(

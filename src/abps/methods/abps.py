@@ -72,14 +72,10 @@ class Filter:
         return self.goal != "none" or bool(self.goals) or self.goal_function is not None
 
     def screen(self, context: Context) -> Candidates:
-        """The candidate sets C_i of the members that have published their vectors, in their order."""
-        published, known = context.published, context.known
-        vectors = np.zeros((context.n, 0)) if published is None else published[known]
-        chosen = self
-        if self.goals and len(self.goals) == context.n:
-            chosen = replace(self, goals=tuple(g for g, there in zip(self.goals, known) if there))
+        """The candidate sets C_i of all centers."""
+        vectors = np.zeros((context.n, 0)) if context.published is None else context.published
         vectors = self.read(vectors) if vectors.shape[1] else vectors
-        return candidates(vectors, chosen._goals(len(vectors)), self.keep, self.tau_scope)
+        return candidates(vectors, self._goals(context.n), self.keep, self.tau_scope)
 
     def entries(self, data: Prepared) -> int:
         """How many entries of its metadata vector a center publishes."""
@@ -174,12 +170,6 @@ class ABPS(PeerMethod):
         """κ."""
         return self.selection.kappa
 
-    def between_sites(self) -> str:
-        """A user's code and declared groups stay in the simulation."""
-        if self.filter.goal_function is not None:
-            return "a goal function of one's own is code, and jobs carry none; name a built-in goal"
-        return ""
-
     def init(self, context: Context) -> State:
         """The common start and prior beliefs."""
         return State(context.common_start(), Beliefs(context.n, self.selection.prior))
@@ -193,7 +183,7 @@ class ABPS(PeerMethod):
         return Published(context.data.metadata_names[:entries], context.data.metadata[:, :entries])
 
     def derived(self, context: Context) -> Candidates:
-        """The candidate sets of the members that have published."""
+        """The candidate sets."""
         return self.filter.screen(context)
 
     def begin(self, context: Context, state: State, t: int, alone: bool) -> Callable[[], Models]:

@@ -147,7 +147,7 @@ class Context:
     learner, data: of the r centers.  ids: (n,) the members' stream numbers.
     member_index: (r,) the indices of the r centers among the members; none: they are all of them.
     reported_rows: (n,) training rows as the members reported them; none: they are in the data.
-    published: (n, k) metadata vectors that members published, NaN where one has not.
+    published: (n, k) metadata vectors that centers published.
     derived: what the method computes from all this before any round.
     secret: a number that no other member knows, for privacy noise; 0 in a simulation, which repeats.
     """
@@ -184,13 +184,6 @@ class Context:
         rows = np.full(self.n, -1)
         rows[self.local_index] = np.arange(self.r)
         return rows
-
-    @cached_property
-    def known(self) -> NDArray[np.bool_]:
-        """(n,) the members that have published their whole vector."""
-        if self.published is None:
-            return np.ones(self.n, dtype=bool)
-        return np.asarray(~np.isnan(self.published).any(axis=1))
 
     @cached_property
     def self_mask(self) -> NDArray[np.bool_]:
@@ -316,10 +309,6 @@ class Method:
         if self.training.optimizer == "newton":
             return {}
         return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
-
-    def between_sites(self) -> str:
-        """Why it cannot run between sites, in half a sentence; empty if it can."""
-        return ""
 
     def init(self, context: Context) -> Any:
         """The state before the first round."""

@@ -22,10 +22,6 @@ class Local(Method):
 class Centralized(Method):
     """Pools the rows that each center standardised by itself: the features the federation sees."""
 
-    def between_sites(self) -> str:
-        """Never."""
-        return "it pools all rows in one place"
-
     def init(self, context: Context) -> Models:
         """One model (1, P), the common start."""
         return Models(context.learner.start[None].copy())

@@ -165,24 +165,16 @@ def rank_by_beliefs(
 
         return _unlisted(plan).after(trail_of(plan, numbers))
 
-    if context.member_index is None and found.n > LISTED_UP_TO:
-        keys = RoundKeys(context.ids, context.seed, t, context.horizon)
+    keys = RoundKeys(context.ids, context.seed, t, context.horizon)
+    if found.n > LISTED_UP_TO:
 
         def plan() -> MatchingPlan:
             return match_many(config, beliefs, found, mutual, keys)
 
         return RankedPreferences(plan=plan, trail=trail, beliefs=beliefs)
-    known = np.flatnonzero(context.known)
-    mine = np.searchsorted(known, context.local_index)
-    candidate = np.zeros((context.r, context.n), dtype=bool)
-    candidate[:, known] = found.rows(mine)
-    seen = selection.views(
-        config,
-        beliefs.rows(context.local_index),
-        candidate,
-        candidate if mutual else np.ones_like(candidate),
-        RoundKeys(context.ids[context.local_index], context.seed, t, context.horizon),
-    )
+    candidate = found.rows(np.arange(found.n))
+    consent = candidate if mutual else np.ones_like(candidate)
+    seen = selection.views(config, beliefs.all_pairs(), candidate, consent, keys)
     # Memory views hand out their numbers one by one: few turns look beyond the first of n.
     rankings = [listed.data for listed in seen.rankings]
     return RankedPreferences(rankings, seen.answer, seen.wanted, trail=trail, beliefs=beliefs)

@@ -48,17 +48,10 @@ class RandomPairs(PeerMethod):
         """κ."""
         return self.kappa
 
-    def between_sites(self) -> str:
-        """Sites do not publish their group."""
-        if self.candidates == "group":
-            return "it takes partners from a declared group, which sites do not publish"
-        return ""
-
     def derived(self, context: Context) -> Candidates:
         """All peers, or those of the same group."""
         group = group_numbers(context.data.groups) if self.candidates == "group" else None
-        nothing = np.zeros((int(context.known.sum()), 0))
-        return candidates(nothing, None, 1.0, "global_pairs", group)
+        return candidates(np.zeros((context.n, 0)), None, 1.0, "global_pairs", group)
 
     def begin(self, context: Context, state: Models, t: int, alone: bool) -> Callable[[], Models]:
         """Train, while centers draw partners."""

@@ -57,10 +57,6 @@ class Reference(Method):
         """Nothing: it finds its own settings."""
         return {}
 
-    def between_sites(self) -> str:
-        """Why it does not run between sites."""
-        return "it is a reference for simulations"
-
 
 @dataclass(frozen=True)
 class TableReference(Reference):
@@ -208,10 +204,6 @@ class GlmExact(StarMethod):
                 "clip: this regression takes no steps on single rows, so nothing of it is private; leave "
                 "clip and dp_epsilon out, or choose fedavg"
             )
-
-    def between_sites(self) -> str:
-        """Why it does not run between sites: sums of one site's rows are nobody's business."""
-        return "" if self.privacy.secure else "its server would see the sums of each site; set secure=yes"
 
     def uploads(self, layout: Layout) -> tuple[int, ...]:
         """One message of sums."""

@@ -84,10 +84,6 @@ class StarMethod(Method, ABC):
         """To a server."""
         return "star"
 
-    def between_sites(self) -> str:
-        """Sites take part in every round that they can."""
-        return "" if self.participation == 1 else "participation is for simulations; leave it out"
-
     def taking_part(self, context: Context, t: int) -> NDArray[np.bool_]:
         """(n,) who takes part in round t."""
         chosen = np.ones(context.n, dtype=bool)

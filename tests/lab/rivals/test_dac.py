@@ -103,6 +103,5 @@ def test_rising(context) -> None:
     method = DAC(schedule="rising", tau=30)
     assert method.sharpness(0) == pytest.approx(1.0)
     assert method.sharpness(1000) == pytest.approx(31.0)
-    assert "two_hop" in method.between_sites() and not DAC(two_hop=False).between_sites()
     with pytest.raises(RequestError, match="at least 1 peer"):
         DAC(peers=0)

@@ -64,7 +64,6 @@ def test_bytes_over_a_server_and_without(tiny) -> None:
     assert np.array_equal(relay.models, pull.models)
     assert relay.bytes.directed == 2 * 6 * 3 * frame and relay.bytes.edge == 2 * 6 * 3 * frame // 2
     assert pull.bytes.directed == 2 * 6 * 2 * frame
-    assert "links=pull" in FedFomo().between_sites() and not FedFomo(links="pull").between_sites()
 
 
 def test_the_nearest() -> None:

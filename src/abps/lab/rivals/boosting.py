@@ -76,10 +76,6 @@ class HistogramBoosting(CoordinatedMethod):
         if self.training.splines:  # trees bend by themselves
             object.__setattr__(self, "training", replace(self.training, model="linear"))
 
-    def between_sites(self) -> str:
-        """Why it does not run between sites."""
-        return "it is a rival for simulations"
-
     def sums_only(self, t: int) -> bool:
         """Always."""
         return True

@@ -75,10 +75,6 @@ class DAC(PeerMethod):
         """The number of pulls, or of links."""
         return self.peers
 
-    def between_sites(self) -> str:
-        """Rows of scores do not travel there."""
-        return "its centers pass on rows of scores (two_hop), which no site sends" if self.two_hop else ""
-
     def init(self, context: Context) -> State:
         """The common start; nothing is known of anybody."""
         nothing = np.zeros((context.r, context.n))

@@ -58,10 +58,6 @@ class EHRFL(PeerMethod):
         """The common start; nobody is near."""
         return State(context.common_start(), np.full((context.r, min(self.near, max(1, context.n - 1))), -1))
 
-    def between_sites(self) -> str:
-        """Mean patients are published once, in the middle of a run."""
-        return "its centers publish their mean patient after the warm-up, which no site sends"
-
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs; once the warm-up is over, first find the nearest by the published means."""
         if t == self.warmup + 1:

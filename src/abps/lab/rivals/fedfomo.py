@@ -71,12 +71,6 @@ class FedFomo(PeerMethod):
         """The number of models heard."""
         return self.peers
 
-    def between_sites(self) -> str:
-        """There is no server that hands on what is asked for."""
-        if self.links == "pull":
-            return ""
-        return "no server hands on models to whom asks for them; links=pull hears the same ones directly"
-
     def init(self, context: Context) -> State:
         """The common start; nobody is preferred."""
         return State(context.common_start(), np.zeros((context.r, context.n)))

@@ -56,10 +56,6 @@ class MixedModel(CoordinatedMethod):
     training: Training = field(default_factory=lambda: Training.of("gam", standardise="common"))
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=25))
 
-    def between_sites(self) -> str:
-        """Why it does not run between sites."""
-        return "it is a rival for simulations"
-
     def sums_only(self, t: int) -> bool:
         """Always."""
         return True

@@ -46,10 +46,6 @@ class ODAL(CoordinatedMethod):
     training: Training = field(default_factory=lambda: Training.of("gam", standardise="common"))
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=3))
 
-    def between_sites(self) -> str:
-        """Why it does not run between sites."""
-        return "it is a rival for simulations"
-
     def init(self, context: Context) -> Surrogate:
         """Nothing is known."""
         zero = np.zeros(context.data.width + 1)

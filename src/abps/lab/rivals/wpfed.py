@@ -93,10 +93,6 @@ class WPFed(PeerMethod):
         """The number of neighbours."""
         return self.neighbours
 
-    def between_sites(self) -> str:
-        """Codes and rankings are published in every round, which sites do in the first one only."""
-        return "its centers publish a code of their model and a ranking in every round, which no site sends"
-
     def init(self, context: Context) -> State:
         """The common start; nobody has ranked anybody."""
         return State(context.common_start(), np.full((context.r, self.neighbours), -1))

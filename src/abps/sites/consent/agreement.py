@@ -180,9 +180,13 @@ def small_columns(data: Prepared, secure: bool) -> NDArray[np.bool_]:
 
 def _between_sites(name: str, method: Method) -> CoordinatedMethod:
     """A method as sites run it; a sentence where they cannot."""
-    why = method.between_sites()
+    why = "" if isinstance(method, CoordinatedMethod | StarMethod) else "its centers exchange no sums"
+    if type(method).__module__.startswith("abps.lab."):
+        why = "it is a rival for simulations"
     if method.budget is not None:
         why = "the byte budget is for simulations; every site's policy limits its own bytes"
+    if isinstance(method, StarMethod) and method.participation < 1:
+        why = "participation is for simulations; leave it out"
     if isinstance(method, CoordinatedMethod) and not why:
         return method
     if isinstance(method, StarMethod) and not why:
@@ -193,7 +197,7 @@ def _between_sites(name: str, method: Method) -> CoordinatedMethod:
         else:
             return StarExchange(method.training, method.stop, None, method.privacy, method)
     raise RequestError(
-        f"{name!r} does not run between sites{f': {why}' if why else ''}; sites exchange with a coordinator "
+        f"{name!r} does not run between sites: {why}; sites exchange with a coordinator "
         "that rotates among them: choose abps-plus, glm-exact, fedavg or fedprox"
     )
 
