@@ -30,8 +30,8 @@ import polars as pl
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_id
-from abps.data.codebook import Codebook, Column, SiteStatistics
-from abps.data.scales import summaries
+from abps.data.codebook import Codebook, Column
+from abps.data.scales import Scale, Statistics
 from abps.data.table import read_table
 from abps.engine.result import load_run
 from abps.methods.references import RegressionMemory
@@ -397,8 +397,7 @@ def targets(place: Path) -> list[Target]:
     book = Codebook(
         (Column("age", "number"), Column("ward", "level", "A"), Column("dm", "flag")), ("dm",), True
     )
-    summary = summaries(("age",), rng.normal(size=(1, 60)), np.array([0, 60]))[0]
-    with_statistics = replace(book, site_statistics=(SiteStatistics("a", 3, summary),))
+    with_statistics = replace(book, statistics=Statistics({"age": Scale(60.0, 10.0, 60.0)}))
     agreement = Agreement("s", "fedavg", book, 3, 5, {})
     agreed, signed = agreement.to_json(), SignedProposal(Proposal("s", agreement, ("a", "b"))).to_json()
     lacking = replace(agreement, settings={"secure": "yes", "model": "linear"})

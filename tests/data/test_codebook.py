@@ -80,7 +80,7 @@ def test_codebooks_that_contradict_each_other():
         merged([])
 
 
-BOOK = {"schema": "abps.codebook/1", "columns": [], "descriptors": [], "time": False}
+BOOK = {"schema": "abps.codebook/3", "columns": [], "descriptors": [], "time": False}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from abps.core.streams import center_ids
 from abps.data.scales import (
@@ -13,6 +15,7 @@ from abps.data.scales import (
     PROBABILITIES,
     HistogramSum,
     bin_counts,
+    counts_size,
     published_counts,
     sum_histograms,
 )
@@ -112,3 +115,33 @@ def test_a_center_with_few_values_of_a_column_tells_nothing_of_it():
     all_told, told = (published_counts(values, owner, 1, edges, least) for least in (None, np.array([20])))
     assert all_told[0, 0].sum() > 0 and told[0, 0].sum() == 0
     np.testing.assert_array_equal(told[0, 1:], all_told[0, 1:])
+
+
+def rice_bits(column):
+    """One column's plain counts as a string of bits, written out one after the other."""
+    used = [k for k, count in enumerate(column) if count]
+    first, last = (used[0], used[-1]) if used else (0, 0)
+    kept = column[first : last + 1] if used else []
+    width = max(sum(kept) // max(len(kept), 1), 1).bit_length() - 1
+    bits = f"{first:08b}{last:08b}{width:05b}"
+    for count in kept:
+        low = f"{count % 2**width:0{width}b}" if width else ""
+        bits += low + "1" * (count >> width) + "0"
+    return bits
+
+
+def test_the_size_of_plain_counts_is_that_of_their_codes():
+    rng = np.random.default_rng(4)
+    counts = rng.poisson(rng.gamma(0.3, 30.0, (5, 7, 42)))
+    counts[0, 0], counts[1, 1, :40] = 0, 0
+    for sent, of_center in zip(counts_size(counts.astype(float)), counts):
+        bits = "".join(rice_bits(column) for column in of_center.tolist())
+        assert sent == -(-len(bits) // 8)
+
+
+@given(st.lists(st.floats(-1e30, 1e30), max_size=90))
+def test_whatever_the_values_scales_and_what_they_read_are_finite(values):
+    found, _ = sum_histograms(np.array([values]), np.array([0, len(values)]), ("a",), HistogramSum())
+    scale = found.scales(0.0)[0]
+    assert np.isfinite([scale.center, scale.spread, *scale.quantiles]).all()
+    assert np.isfinite(scale.read(np.array(values))).all()

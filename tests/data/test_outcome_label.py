@@ -50,8 +50,9 @@ def test_classes_and_numbers(tmp_path: Path) -> None:
     assert classes.outcome.names == ("dull", "mild", "sharp")
     numbers = read(table(), tmp_path, label="stay", outcome="continuous", drop=("kind", "died", "days"))
     data = prepare(numbers, 11)
-    assert data.outcome.scale == pytest.approx(data.outcome.scale) and data.outcome.scale > 1
-    assert abs(data.train.y.mean()) < 1e-5 and data.train.y.std() == pytest.approx(1.0, abs=1e-4)
+    # Level and scale follow from counts in bins, of which the last are a thirtieth of the range.
+    assert data.outcome.scale > 1
+    assert abs(data.train.y.mean()) < 0.03 and data.train.y.std() == pytest.approx(1.0, abs=0.03)
 
 
 def test_splits_hold_every_class_and_every_patient_once(tmp_path: Path) -> None:

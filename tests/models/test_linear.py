@@ -14,7 +14,7 @@ import abps
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import prepare
-from abps.data.scales import Scale, agree, summaries
+from abps.data.scales import HistogramSum, Scale, sum_histograms
 from abps.data.splines import bends, design_of, terms_of
 from abps.methods.catalog import CATALOG
 from abps.methods.settings import configure
@@ -45,7 +45,8 @@ def test_a_center_takes_the_same_steps_alone_as_among_others():
 
 
 def scale_of(values: np.ndarray) -> Scale:
-    return agree({"a": summaries(("x",), values[None], np.array([0, len(values)]))[0]}).scales["x"]
+    found, _ = sum_histograms(values[None], np.array([0, len(values)]), ("a",), HistogramSum())
+    return found.scales(0.0)[0]
 
 
 def test_terms_span_the_piecewise_linear_functions_with_straight_tails():

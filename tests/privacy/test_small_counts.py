@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from abps.data.codebook import Codebook, merged
-from abps.data.prepare import center_summaries, codebook, numeric_rows, prepare
+from abps.data.prepare import codebook, numeric_rows, prepare
 from abps.data.roles import Roles
-from abps.data.scales import ColumnSummary, HistogramSum, sum_histograms, summaries
+from abps.data.scales import HistogramSum, sum_histograms
 from abps.data.screening import identifying_reason
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
@@ -152,33 +152,6 @@ def test_a_name_among_harmless_levels_is_no_level(ward, own):
     assert {c.level for c in book.columns if c.kind == "level"} == {"emergency", "elective", "transfer"}
 
 
-def counts_from(summary, values):
-    """The solver: how many rows have each of these values, from their number, mean and variance alone."""
-    n, mean, variance = (float(getattr(summary, f)[0]) for f in ("count", "mean", "variance"))
-    powers = np.array([[v**k for v in values] for k in range(3)])
-    return np.linalg.lstsq(powers, n * np.array([1.0, mean, variance + mean**2]), rcond=None)[0]
-
-
-@pytest.mark.parametrize("values", [(0.0, 1.0, 2.0), (1.0, 2.0)])
-def test_how_many_have_a_value_of_a_column_does_not_follow_from_its_statistics(own, values):
-    rng = np.random.default_rng(4)
-    rare = 5
-    column = np.concatenate([rng.choice(values[:-1], 300), np.full(rare, values[-1])])
-    table = pl.DataFrame({"hospital": ["x"] * 305, "died": rng.random(305) < 0.3, "transplants": column})
-    fed = own(table, patient=None)
-    split = assign_splits(fed, 11)
-    train = np.sort(fed.features["transplants"].to_numpy()[split == 0])
-    truth = [int((train == v).sum()) for v in values]
-    assert 1 <= truth[-1] < FLOOR
-    told = {floor: center_summaries(fed, split, ("transplants",), floor)["x"] for floor in (0, FLOOR)}
-    np.testing.assert_allclose(counts_from(told[0], values), truth, atol=0.05)  # what was possible
-    found = counts_from(told[FLOOR], values)
-    np.testing.assert_allclose(found, np.rint(found / FLOOR) * FLOOR, atol=0.05)  # rounded counts, no more
-    made = np.repeat(values, np.rint(found).astype(int))
-    again = summaries(("transplants",), made[None], np.array([0, len(made)]), np.array([FLOOR]))[0]
-    assert again.to_json() == told[FLOOR].to_json()  # and all of it follows from these
-
-
 def test_rows_that_are_surely_of_so_many_patients():
     patient = np.array([1, 1, 1, 2, 2, 3, 4, 5])
     owner = np.zeros(8, int)
@@ -283,8 +256,7 @@ def test_totals_of_counts_tell_no_outcome():
         total, _ = sum_histograms(
             numbers, start, fed.centers, HistogramSum(masked=True), np.full(fed.size, FLOOR)
         )
-        summaries = [told.to_json() for told in center_summaries(fed, split, names, FLOOR).values()]
-        found.append((total.counts.tobytes(), total.edges.tobytes(), summaries))
+        found.append((total.counts.tobytes(), total.edges.tobytes()))
     assert found[0] == found[1]
 
 
@@ -297,29 +269,6 @@ def test_prevalences_at_the_floor_are_multiples_of_it():
     np.testing.assert_allclose(counts, whole, atol=1e-3)
     assert not np.array_equal(open_.metadata, closed.metadata)
     assert np.abs(open_.metadata - closed.metadata)[:, 0].max() <= (0.5 * closed.min_rows / rows).max() + 1e-6
-
-
-def test_common_statistics_are_of_groups_of_patients_at_the_floor():
-    frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
-    fed = federate(frame, roles, "icu", 1)
-    split = assign_splits(fed, 11)
-    name = ("age",) if "age" in fed.features.columns else (fed.features.columns[0],)
-    for center, told in center_summaries(fed, split, name, FLOOR).items():
-        i = fed.centers.index(center)
-        rows = np.flatnonzero((fed.center == i) & (split == 0))
-        values = fed.features[name[0]].cast(pl.Float64).to_numpy()[rows]
-        known = values[np.isfinite(values)]
-        assert told.group >= FLOOR and ColumnSummary.from_json(told.to_json(), name).group == told.group
-        if told.count[0]:
-            used = min(len(known) // told.group, 16)
-            parts = [
-                known[np.argsort(known)][g * len(known) // used : (g + 1) * len(known) // used]
-                for g in range(used)
-            ]
-            np.testing.assert_allclose(
-                told.groups[0, :used], [p.mean() for p in parts], rtol=5e-4
-            )  # two bytes each
-            assert min(len(part) for part in parts) >= FLOOR
 
 
 def test_a_preview_lists_every_value_that_is_published(tmp_path):

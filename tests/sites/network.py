@@ -9,10 +9,8 @@ import polars as pl
 
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.prepare import center_summaries, codebook
+from abps.data.prepare import codebook, prepare
 from abps.data.roles import Roles
-from abps.data.scales import agree
-from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 from abps.methods.settings import configure
@@ -47,13 +45,9 @@ class Hospitals:
         book = codebook(self.together, seed)
         if standardise == "own":
             return book
-        summaries = {}
-        for name in self.names:
-            rows = self.table(name, book)
-            summaries |= center_summaries(
-                rows, assign_splits(rows, seed, book.shared_patients), book.numbers, 0
-            )
-        return replace(book, statistics=agree(summaries))
+        return replace(
+            book, statistics=prepare(self.together, seed, book, standardise=standardise).book.statistics
+        )
 
     def table(self, name: str, book: Codebook | None = None) -> Federation:
         roles = self.roles

@@ -236,7 +236,7 @@ def test_a_class_absent_at_a_site_is_no_obstacle(tmp_path):
     ],
 )
 def test_a_codebook_with_a_nonsensical_outcome(change, words):
-    plain = {"schema": "abps.codebook/2", "time": False, "descriptors": [],
+    plain = {"schema": "abps.codebook/3", "time": False, "descriptors": [],
              "columns": [{"source": "x", "kind": "number"}]}  # fmt: skip
     with pytest.raises(RequestError, match=words):
         Codebook.from_json({**plain, "outcome": {"predicts": "survival", **change}})

@@ -3,10 +3,7 @@
 Each center encodes its own table by itself; for the models to have the same shape, all must use the same
 columns in the same order. In a simulation the codebook follows from the whole federation; between hospitals
 it is a small file that people exchange and read: names of columns and of category levels, and no counts or
-measurements, unless they agreed on common statistics (:mod:`abps.data.scales`): then the scale of numeric
-columns stands in it too. Sites publish summaries in their own codebooks, people read them and pass them on,
-and the common scales follow when codebooks are merged. Summaries are of the training rows of one seed, which
-the study must then use.
+measurements. Common scales of numeric columns (:mod:`abps.data.scales`) join it when they are agreed on.
 """
 
 from __future__ import annotations
@@ -21,27 +18,13 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
 from abps.data.outcome import BINARY, Outcome, class_order
-from abps.data.scales import (
-    FARTHEST,
-    ColumnSummary,
-    Scale,
-    Statistics,
-    agree,
-    outcome_columns,
-    outcome_size,
-    scales_size,
-    settle_outcome,
-)
+from abps.data.scales import FARTHEST, Scale, Statistics
 from abps.data.screening import identifying_reason, is_personal_value
 from abps.privacy.small_counts import most_patients
 
 T = TypeVar("T")
 
-#: The schemas that are read; the last one is written.
-SCHEMAS = ("abps.codebook/1", "abps.codebook/2", "abps.codebook/3")
-
-#: Keys of earlier schemas.
-_OLD_KEYS = {"floor": "min_cell", "told": "site_statistics", "summarised": "statistics_source"}
+SCHEMA = "abps.codebook/3"
 
 #: A category level rarer than this many training rows in the whole federation joins "none of the known",
 #: and missing values that are rarer are filled without a column that marks them.
@@ -71,25 +54,6 @@ class Column:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class SiteStatistics:
-    """A site's summary of its training rows under a seed."""
-
-    site: str
-    seed: int
-    summary: ColumnSummary
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a file that people read."""
-        return {"site": self.site, "seed": self.seed, **self.summary.to_json()}
-
-    @staticmethod
-    def from_json(data: Any, numbers: Sequence[str]) -> SiteStatistics:
-        """From a codebook with these numeric columns; ``ValueError`` says what is wrong with it."""
-        summary = ColumnSummary.from_json(data, tuple(numbers))
-        return SiteStatistics(str(data["site"]), int(data["seed"]), summary)
-
-
 @dataclass(frozen=True)
 class StatisticsSource:
     """The seed whose training rows the scales of a codebook follow from, and each site's bytes for them, sent
@@ -108,32 +72,6 @@ class StatisticsSource:
         return StatisticsSource(int(data["seed"]), {str(k): int(v) for k, v in data["bytes"].items()})
 
 
-def merge_statistics(
-    published: Sequence[SiteStatistics],
-    names: tuple[str, ...],
-    given: Statistics | None,
-    also: tuple[str, ...] = (),
-    size: int = 0,
-) -> tuple[Statistics | None, StatisticsSource | None]:
-    """The scales of the columns ``names`` that follow from the sites' summaries, and their source.
-
-    also: summaries of the outcome.  size: the bytes of what was agreed about it.
-    """
-    needed = tuple(name for name in names if given is None or name not in given.scales)
-    if not published or not (needed or also):
-        return given, None
-    if len({each.seed for each in published}) > 1:
-        seeds = ", ".join(f"{each.site}: {each.seed}" for each in published)
-        raise RequestError(f"the codebooks have statistics of different seeds ({seeds}); use one seed")
-    summary = {each.site: each.summary for each in published}
-    if len(summary) < len(published):
-        raise RequestError("two codebooks have statistics of the same site; give each once")
-    agreed = scales_size(len(needed)) + size
-    spent = {site: each.of((*needed, *also)).nbytes + agreed for site, each in summary.items()}
-    statistics = agree({site: each.of(names) for site, each in summary.items()}, given) if needed else given
-    return statistics, StatisticsSource(published[0].seed, spent)
-
-
 @dataclass(frozen=True)
 class Codebook:
     """columns: the encoded columns, in order.  descriptors: binary columns whose prevalence is published.
@@ -144,8 +82,7 @@ class Codebook:
     a patient by the key alone, so that nobody is learned from in one center and scored in another.
     min_cell: the minimum cell size: how many patients everything covers that leaves a center; 0: no minimum,
     as in a simulation (:mod:`abps.privacy.small_counts`).
-    site_statistics: summaries that sites publish, until codebooks are merged and scales follow from them.
-    statistics_source: where the scales come from, once they follow from summaries or histograms.
+    statistics_source: where the scales come from, once they follow from counts.
     events, others: the outcome's words that count as the event, and those that do not; a site whose table has
     them the other way round must not learn with the rest. Empty where nobody said.
     outcome: what is predicted, with the classes, time grid or scale that were agreed on.
@@ -157,7 +94,6 @@ class Codebook:
     statistics: Statistics | None = None
     shared_patients: bool = False
     min_cell: int = 0
-    site_statistics: tuple[SiteStatistics, ...] = ()
     statistics_source: StatisticsSource | None = None
     events: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
@@ -176,7 +112,7 @@ class Codebook:
     def to_json(self) -> dict[str, Any]:
         """Plain data for a file."""
         plain: dict[str, Any] = {
-            "schema": SCHEMAS[-1],
+            "schema": SCHEMA,
             "time": self.time,
             **({"shared_patients": True} if self.shared_patients else {}),
             **({"min_cell": self.min_cell} if self.min_cell else {}),
@@ -185,8 +121,6 @@ class Codebook:
         }
         if self.statistics is not None:
             plain["statistics"] = self.statistics.to_json()
-        if self.site_statistics:
-            plain["site_statistics"] = [each.to_json() for each in self.site_statistics]
         if self.statistics_source is not None:
             plain["statistics_source"] = self.statistics_source.to_json()
         if self.events or self.others:
@@ -199,7 +133,7 @@ class Codebook:
     def from_json(data: Any) -> Codebook:
         """A codebook from a file's content."""
         try:
-            if data["schema"] not in SCHEMAS:
+            if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
             columns = tuple(Column(c["source"], c["kind"], c.get("level", "")) for c in data["columns"])
             bad = [c for c in columns if c.kind not in KINDS or (c.kind == "level") != bool(c.level)]
@@ -208,7 +142,6 @@ class Codebook:
             given = data.get("statistics")
             statistics = None if given is None else Statistics.from_json(given)
             shared = bool(data.get("shared_patients", False))
-            data = {_OLD_KEYS.get(key, key): value for key, value in data.items()}
             min_cell = data.get("min_cell", 0)
             if type(min_cell) is not int or min_cell < 0:
                 raise ValueError(f"a minimum cell size of {min_cell!r}")
@@ -221,13 +154,9 @@ class Codebook:
             if set(events) & set(others):
                 raise ValueError("an outcome that is an event and none")
             outcome = Outcome.from_json(about)
-            names = (*book.numbers, *outcome_columns(outcome))
             return replace(
                 book,
                 outcome=outcome,
-                site_statistics=tuple(
-                    SiteStatistics.from_json(each, names) for each in data.get("site_statistics", ())
-                ),
                 statistics_source=None if source is None else StatisticsSource.from_json(source),
                 events=events,
                 others=others,
@@ -242,7 +171,7 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     """One codebook for centers that each made their own: every column that any of them has.
 
     A column that is a number for one and a flag for another is a number; levels are united. The largest
-    minimum cell size applies to all. Common scales follow from the sites' summaries.
+    minimum cell size applies to all.
     """
     if not books:
         raise RequestError("no codebook given; name at least one file")
@@ -258,18 +187,11 @@ def merged(books: Sequence[Codebook]) -> Codebook:
         shared_patients=any(book.shared_patients for book in books),
         min_cell=max(book.min_cell for book in books),
     )
-    published = [each for book in books for each in book.site_statistics]
-    asked = _one_prediction(books)
-    also = outcome_columns(asked) if published else ()
-    outcome = settle_outcome(asked, [each.summary.of(also) for each in published]) if also else asked
     scales: dict[str, Scale] = {}
     for book in books:
         for name, scale in ({} if book.statistics is None else book.statistics.scales).items():
             sentence = f"the column {name!r} has two scales in these codebooks; settle on one"
             scales[name] = _only((scales.get(name, scale), scale), sentence)
-    given = Statistics(scales) if scales else None
-    size = outcome_size(outcome) if also else 0
-    statistics, origin = merge_statistics(published, made.numbers, given, also, size)
     events, others = ({word for book in books for word in getattr(book, w)} for w in ("events", "others"))
     if events & others:
         raise RequestError(
@@ -279,11 +201,11 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     earlier = [book.statistics_source for book in books if book.statistics_source is not None]
     return replace(
         made,
-        statistics=statistics,
-        statistics_source=origin or (earlier[0] if earlier else None),
+        statistics=Statistics(scales) if scales else None,
+        statistics_source=earlier[0] if earlier else None,
         events=tuple(sorted(events)),
         others=tuple(sorted(others)),
-        outcome=outcome,
+        outcome=_one_prediction(books),
     )
 
 

@@ -18,30 +18,29 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.data.codebook import CellRows, Codebook, Column, SiteStatistics, candidates, encode_column, sums
+from abps.data.codebook import CellRows, Codebook, Column, candidates, encode_column, sums
 from abps.data.federation import About, Federation
 from abps.data.outcome import BINARY, Outcome
 from abps.data.scales import (
-    HEADER_SIZE,
-    ColumnSummary,
     HistogramSum,
     Statistics,
-    agree,
     outcome_columns,
     outcome_size,
     outcome_values,
     scales_size,
     settle_from_histograms,
     sum_histograms,
-    summaries,
 )
 from abps.data.screening import identifying_reason
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
-from abps.privacy.small_counts import in_round_numbers, least_rows, rounded
+from abps.privacy.small_counts import least_rows, rounded
 
 #: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
 STANDARDISE = ("own", "common")
+
+#: Counts without masks or noise.
+PLAIN = HistogramSum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +113,8 @@ class Prepared:
     outcome: what is predicted, with what the centers agreed on for it.
     splines: whether numeric columns are there as the smooth terms of an additive model.
     min_cell: the minimum cell size of everything that leaves a center, in patients; 0: no minimum.
-    from_histograms: whether common scales, and what is agreed about the outcome, follow from sums of
-    histograms instead of summaries.
+    counted: how the histograms were summed that common scales, and what is agreed about the outcome, follow
+    from; None: nothing had to be agreed on.
     source: the rows as they were before, for methods that need them so.
     """
 
@@ -136,7 +135,7 @@ class Prepared:
     splines: bool = False
     min_cell: int = 0
     outcome: Outcome = BINARY
-    from_histograms: bool = False
+    counted: HistogramSum | None = None
     source: Federation | None = None
 
     @cached_property
@@ -194,13 +193,13 @@ class Prepared:
 class EncodedFeatures:
     """x: (rows, columns) all rows of a federation.  book: by what.
 
-    outcome: with what all agree on, where that follows from histograms.  spent: the bytes of these.
+    outcome: with what all agree on.  spent: the bytes of agreeing.
     """
 
     x: NDArray[np.float32]
     book: Codebook
-    outcome: Outcome | None = None
-    spent: int = 0
+    outcome: Outcome
+    spent: int
 
 
 def encode(
@@ -209,12 +208,12 @@ def encode(
     book: Codebook | None = None,
     standardise: str = "own",
     min_cell: int = 0,
-    histograms: HistogramSum | None = None,
+    histograms: HistogramSum = PLAIN,
 ) -> EncodedFeatures:
     """The features, encoded by the codebook or by one that follows from the federation.
 
     min_cell: the minimum cell size of levels and statistics, where no codebook says it.
-    histograms: common scales follow from sums of histograms, and nobody publishes a summary.
+    histograms: how centers sum the counts that common scales follow from.
     """
     if standardise not in STANDARDISE:
         raise RequestError(f"standardise={standardise!r}: choose {' or '.join(STANDARDISE)}")
@@ -234,12 +233,8 @@ def encode(
             f"{federation.name}: no feature is left after encoding (all are constant or empty); "
             "check what is dropped and the columns of the table"
         )
-    common, statistics, outcome, spent = standardise == "common", None, None, 0
-    if histograms:
-        statistics, outcome, spent = _scales_from_histograms(federation, split, book, histograms, standardise)
-    elif common:
-        statistics = agree(center_summaries(federation, split, book.numbers, book.min_cell), book.statistics)
-    book = replace(book, statistics=statistics if common else None)
+    statistics, outcome, spent = _agreed(federation, split, book, histograms, standardise)
+    book = replace(book, statistics=statistics if standardise == "common" else None)
     x = np.empty((federation.rows, len(book.columns)), dtype=np.float32)
     for k, column in enumerate(book.columns):
         scale = None
@@ -251,16 +246,15 @@ def encode(
     return EncodedFeatures(x, book, outcome, spent)
 
 
-def _scales_from_histograms(
+def _agreed(
     federation: Federation, split: NDArray[np.int8], book: Codebook, how: HistogramSum, standardise: str
 ) -> tuple[Statistics, Outcome, int]:
-    """Scales, the outcome with what all agree on, and the bytes for both: from sums of histograms alone."""
+    """Common scales, the outcome with what all agree on, and the bytes that centers sent and received."""
     given = {} if book.statistics is None else dict(book.statistics.scales)
-    before = 0 if book.statistics is None else book.statistics.spent
     numbers = [name for name in book.numbers if name not in given] if standardise == "common" else []
     about = outcome_columns(federation.outcome)
     if not numbers and not about:
-        return Statistics(given, before), federation.outcome, before
+        return Statistics(given), federation.outcome, 0
     values, start, rows = numeric_rows(federation, split, (*numbers, *about))
     min_rows = None
     if book.min_cell:
@@ -270,44 +264,7 @@ def _scales_from_histograms(
     scales = found.scales(how.doubt(len(values), federation.size))
     outcome = settle_from_histograms(federation.outcome, found, len(numbers))
     back = scales_size(len(numbers)) + (outcome_size(outcome) if about else 0)
-    spent += before + federation.size * back
-    return Statistics(given | dict(zip(numbers, scales)), spent), outcome, spent
-
-
-def center_summaries(
-    federation: Federation, split: NDArray[np.int8], names: tuple[str, ...], min_cell: int = 0
-) -> dict[str, ColumnSummary]:
-    """What every center publishes about its numeric columns, from its training rows; ``names`` may be those
-    of the outcome (:func:`abps.data.scales.outcome_columns`)."""
-    values, start, rows = numeric_rows(federation, split, names)
-    patient = None if federation.patient is None else federation.patient[rows]
-    min_rows = least_rows(federation.center[rows], patient, federation.size, min_cell)
-    if min_cell:
-        # Not times of an outcome: rounded, the few events of a small center would give a wrong course.
-        columns = np.array([name not in outcome_columns(federation.outcome) for name in names], dtype=bool)
-        values, start = _in_round_numbers(values, start, min_rows, columns)
-    return dict(zip(federation.centers, summaries(names, values, start, min_rows)))
-
-
-def _in_round_numbers(
-    values: NDArray[np.float64],
-    start: NDArray[np.int64],
-    min_rows: NDArray[np.int64],
-    which: NDArray[np.bool_],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Columns (k, rows) in which values that few rows have cannot be counted, and where centers begin.
-
-    which: (k,) the columns that this is done to.
-    """
-    parts = []
-    for i, base in enumerate(min_rows.tolist()):
-        own = values[:, start[i] : start[i + 1]]
-        mine = [in_round_numbers(column, base) if chosen else column for column, chosen in zip(own, which)]
-        wide = max((len(column) for column in mine), default=0)
-        padded = [np.pad(column, (0, wide - len(column)), constant_values=np.nan) for column in mine]
-        parts.append(np.stack(padded) if padded else np.empty((0, wide)))
-    ends = np.cumsum([0, *(part.shape[1] for part in parts)]).astype(np.int64)
-    return np.concatenate(parts, axis=1), ends
+    return Statistics(given | dict(zip(numbers, scales))), outcome, spent + federation.size * back
 
 
 def numeric_rows(
@@ -379,17 +336,6 @@ def _published_outcome(federation: Federation, min_cell: int) -> Outcome:
     return replace(outcome, names=tuple(names))
 
 
-def with_statistics(book: Codebook, table: Federation, seed: int) -> Codebook:
-    """A site's own codebook with its summaries of numeric columns and of the outcome, for a study with this
-    seed."""
-    split = assign_splits(table, seed, book.shared_patients)
-    names = (*book.numbers, *outcome_columns(table.outcome))
-    published = center_summaries(table, split, names, book.min_cell)
-    return replace(
-        book, site_statistics=tuple(SiteStatistics(site, seed, each) for site, each in published.items())
-    )
-
-
 def metadata(
     federation: Federation, split: NDArray[np.int8], min_cell: int = 0, outcome: Outcome = BINARY
 ) -> tuple[NDArray[np.float64], tuple[str, ...], int]:
@@ -427,19 +373,6 @@ def metadata(
     return np.stack(parts, axis=1).astype(np.float32).astype(np.float64), tuple(names), first
 
 
-def _agreed_bytes(federation: Federation, split: NDArray[np.int8], book: Codebook, standardise: str) -> int:
-    """What centers sent and received to agree on scales, and on the time grid or scale of the outcome."""
-    common = standardise == "common" and book.statistics is not None
-    spent = book.statistics.spent if common and book.statistics is not None else 0
-    about = outcome_columns(federation.outcome)
-    if not about:
-        return spent
-    published = center_summaries(federation, split, about, book.min_cell).values()
-    # They travel with the scales in one message, with one header.
-    head = HEADER_SIZE if common else 0
-    return spent + sum(each.nbytes - head + outcome_size(book.outcome) for each in published)
-
-
 def prepare(
     federation: Federation,
     seed: int,
@@ -448,12 +381,12 @@ def prepare(
     standardise: str = "own",
     splines: bool = False,
     min_cell: int = 0,
-    histograms: HistogramSum | None = None,
+    histograms: HistogramSum = PLAIN,
 ) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
-    histograms: common scales, and what is agreed about the outcome, follow from sums of histograms
-    (:mod:`abps.data.scales`).
+    histograms: how centers sum the counts that common scales, and what is agreed about the outcome, follow
+    from (:mod:`abps.data.scales`).
     min_cell: the minimum cell size of everything that leaves a center, where no codebook says it.
     splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.
@@ -464,15 +397,12 @@ def prepare(
     if not federation.in_order:
         order = canonical_order(federation)
         federation, split = federation.take(order), split[order]
-    common = standardise == "common" or bool(outcome_columns(federation.outcome))
-    summed = histograms if common else None
-    encoded = encode(federation, split, book, standardise, min_cell, summed)
-    x, made = encoded.x, encoded.book
+    encoded = encode(federation, split, book, standardise, min_cell, histograms)
+    x, made, outcome = encoded.x, encoded.book, encoded.outcome
     columns = tuple(column.name for column in made.columns)
     if splines:
         design = design_of(made)
         x, columns = design.of(x), design.names
-    outcome = encoded.outcome or federation.outcome.settled(federation.label[split == 0])
     made = replace(made, outcome=outcome)
     vectors, names, base = metadata(federation, split, made.min_cell, outcome)
 
@@ -503,10 +433,10 @@ def prepare(
         seed=seed,
         book=made,
         plain=len(made.columns),
-        agreed=encoded.spent if summed else _agreed_bytes(federation, split, made, standardise),
+        agreed=encoded.spent,
         splines=splines,
         min_cell=made.min_cell,
         outcome=outcome,
-        from_histograms=summed is not None,
+        counted=histograms if encoded.spent else None,
         source=federation,
     )

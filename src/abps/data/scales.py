@@ -1,214 +1,52 @@
 """Common feature statistics: one scale, one value for gaps and the same quantiles of a column everywhere.
 
-Each center publishes a short summary of its numeric columns, once (:func:`summaries`). From all summaries
-follows one scale per column (:func:`agree`), which becomes part of the codebook. A value then means the same
-everywhere, and a small center uses means and deviations that it could only estimate badly.
+A value then means the same at every center, and a small center uses means and deviations that it could only
+estimate badly. The scales become part of the codebook.
 
-A summary holds, for each column: the number of values in the training rows, their mean and variance, and the
-means of groups of neighbouring values in sorted order. A group has at least five values, so no single value
-is published; a center with fewer than ten values of a column publishes nothing about it. With a minimum cell
-size, both numbers are of at least that many patients. Count, mean, variance and the middle group have four
-bytes each; the other groups' distances from it, in deviations, two (half precision): precise where values are
-many, coarse far out. Agreed quantiles are written in the same way.
+They follow from sums of histograms: every center counts its training values in common bins, three times, each
+with narrower bins (powers of ten, forty bins where the values are, thirty-two where nearly all are). Values
+beyond the last bins count at their ends. Between sites the counts are masked, so that nobody sees more than
+totals, and noise may be added: one row changes one count of every column by one, so a histogram of k columns
+has the sensitivity root k. With a minimum cell size, a center counts only columns with that many patients.
 
-Survival times and continuous outcomes are summarised like columns; the time grid, or level and scale, of the
-outcome follow from these summaries (:func:`settle_outcome`).
+Survival times and continuous outcomes are counted like columns; the time grid, or level and scale, of the
+outcome follow from these counts (:func:`settle_from_histograms`).
 
-Both functions are pure, so a simulation and hospitals that exchange summaries get the same numbers, bit for
-bit, in any order of centers.
-
-Summaries show what a single center has. Where a server must see totals only (masked counts, or counts with
-noise), scales follow from sums of histograms instead: every center counts its values in common bins, three
-times, each with narrower bins (powers of ten, forty bins where the values are, thirty-two where nearly all
-are). Values beyond the last bins count at their ends. One row changes one count of every column by one: a
-histogram of k columns has the sensitivity root k.
+Sums do not depend on the order of centers or rows, so a simulation and hospitals get the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.core.errors import RequestError
 from abps.data.outcome import Outcome, grid_hazards, time_grid
 from abps.privacy.fixed_point import masked_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: A center with fewer values than this says nothing about a column.
+#: A column with fewer values than this, at a center with a minimum cell size or in all, is not described.
 FEWEST = 10
-
-#: The fewest neighbouring values whose mean is published, and the most groups of them.
-GROUP, MOST_GROUPS = 5, 16
 
 #: The probabilities of the quantiles that are agreed on.
 PROBABILITIES = (np.arange(20) + 0.5) / 20
 
-#: The quantiles between which three quarters of the values lie, and how many standard deviations of a normal
-#: column that is. A few values far out cannot move them: they spoil the mean of an outermost group only.
-INNER, NORMAL_SPAN = (2, 17), 2.3007
-
-#: Values are read up to this size, so that their squares fit into four bytes; larger ones count as this.
-LARGEST = 1e18
-
 #: Standardised values are kept within so many deviations: a typing error must not own a coefficient.
 FARTHEST = 10.0
 
-#: The names of the summaries of an outcome; no column of a table is called so.
+#: The names of an outcome's counts; no column of a table is called so.
 EVENT_TIMES: Final = "(outcome) times of events"
 CENSORING_TIMES: Final = "(outcome) times of censoring"
 OUTCOME_VALUES: Final = "(outcome) values"
 
-#: The bytes of a message of summaries or scales before its columns.
+#: The bytes of a message of counts or scales before its columns.
 HEADER_SIZE = 16
-
-
-@dataclass(frozen=True, eq=False)
-class ColumnSummary:
-    """What one center publishes about k numeric columns, in four-byte numbers.
-
-    count: (k,) values, 0 where the center publishes nothing.  mean, variance: (k,).
-    groups: (k, 16) means of groups of neighbouring values, of which ``group_count(count, group)`` are in use.
-    group: the fewest values of a group.
-    """
-
-    names: tuple[str, ...]
-    count: NDArray[np.uint32]
-    mean: NDArray[np.float32]
-    variance: NDArray[np.float32]
-    groups: NDArray[np.float32]
-    group: int = GROUP
-
-    @property
-    def nbytes(self) -> int:
-        """The size of a message with this summary: a header, and what is in use of every column."""
-        used = group_count(self.count, self.group)
-        return HEADER_SIZE + int((4 + (used > 0) * (12 + 2 * used)).sum())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a file that people read: column by column."""
-        columns = {
-            self.names[k]: {
-                "values": int(self.count[k]),
-                "mean": float(self.mean[k]),
-                "variance": float(self.variance[k]),
-                "groups": [float(value) for value in self.groups[k, :used]],
-            }
-            for k, used in enumerate(group_count(self.count, self.group).tolist())
-            if used
-        }
-        return {"group": self.group, "columns": columns}
-
-    @staticmethod
-    def from_json(data: Any, names: tuple[str, ...]) -> ColumnSummary:
-        """The summary of these columns; ``ValueError`` says what is wrong with it."""
-        columns, group = data["columns"], int(data["group"])
-        if group < GROUP:
-            raise ValueError(f"groups of {group} values")
-        mean, variance = np.zeros((2, len(names)), np.float32)
-        groups = np.zeros((len(names), MOST_GROUPS), np.float32)
-        made = ColumnSummary(names, np.zeros(len(names), np.uint32), mean, variance, groups, group)
-        for name, column in columns.items():
-            if name not in names:
-                raise ValueError(f"{name!r} is summarised and is no numeric column")
-            k, used = names.index(name), int(group_count(column["values"], group))
-            numbers = np.array([column["mean"], column["variance"], *column["groups"]], dtype=np.float32)
-            if not used or len(numbers) != 2 + used or not np.isfinite(numbers).all() or numbers[1] < 0:
-                raise ValueError(f"{name!r} is no summary of {column['values']} values")
-            made.count[k], made.mean[k], made.variance[k] = column["values"], numbers[0], numbers[1]
-            made.groups[k, :used] = numbers[2:]
-        return made
-
-    def of(self, names: tuple[str, ...]) -> ColumnSummary:
-        """The summary for the columns of a common codebook; empty for those that it does not have."""
-        plain = self.to_json()
-        known = {name: column for name, column in plain["columns"].items() if name in names}
-        return ColumnSummary.from_json(plain | {"columns": known}, names)
-
-
-def group_count(count: NDArray[Any], group: int | NDArray[np.int64] = GROUP) -> NDArray[np.int64]:
-    """How many groups summarise so many values: of at least ``group`` values each, sixteen at most.
-
-    >>> group_count(np.array([0, 9, 10, 24, 1000])).tolist()
-    [0, 0, 2, 4, 16]
-    """
-    many = np.asarray(count).astype(np.int64)
-    return np.where(many < np.maximum(FEWEST, group), 0, np.minimum(many // group, MOST_GROUPS))
-
-
-def summaries(
-    names: tuple[str, ...],
-    values: Floats,
-    start: NDArray[np.int64],
-    min_rows: NDArray[np.int64] | None = None,
-) -> tuple[ColumnSummary, ...]:
-    """The summary of columns (k, rows) by each of n centers; center i owns the rows start[i]:start[i+1].
-
-    Missing values are NaN. A center alone gets the same summary as among others.
-    min_rows: (n,) how many values a statistic must cover, where that is more than five.
-    """
-    n, k = len(start) - 1, len(names)
-    group = np.full(n, GROUP) if min_rows is None else np.maximum(min_rows, GROUP)
-    count, moments = np.zeros((n, k), np.uint32), np.zeros((2, n, k), np.float32)
-    groups = np.zeros((n, k, MOST_GROUPS), np.float32)
-    owner = np.repeat(np.arange(n), np.diff(start))
-    for c in range(k):
-        _summarise_column(values[c], owner, group, count[:, c], moments[:, :, c], groups[:, c])
-    return tuple(
-        ColumnSummary(names, count[i], moments[0, i], moments[1, i], groups[i], int(group[i]))
-        for i in range(n)
-    )
-
-
-def _summarise_column(
-    values: Floats,
-    owner: NDArray[np.int64],
-    group: NDArray[np.int64],
-    count: NDArray[np.uint32],
-    moments: NDArray[np.float32],
-    groups: NDArray[np.float32],
-) -> None:
-    """Fill in one column's summary for all centers: count (n,), mean and variance (2, n), groups (n, 16).
-
-    Sums run over sorted values one after the other (``bincount`` does), so neither the order of rows nor the
-    presence of other centers changes a bit.
-    """
-    n = len(group)
-    known = np.isfinite(values)
-    size = np.bincount(owner[known], minlength=n)
-    known &= (size >= np.maximum(FEWEST, group))[owner]
-    mine, column = owner[known], np.clip(values[known], -LARGEST, LARGEST)
-    order = np.lexsort((column, mine))
-    mine, column = mine[order], column[order]
-    size = np.bincount(mine, minlength=n)
-    used = group_count(size, group)
-    share = np.maximum(size, 1)
-    mean = np.bincount(mine, weights=column, minlength=n) / share
-    square = np.bincount(mine, weights=(column - mean[mine]) ** 2, minlength=n) / share
-    rank = np.arange(len(column)) - np.concatenate([[0], np.cumsum(size)])[mine]
-    # Group g of u in m values has the ranks g*m//u to (g+1)*m//u - 1.
-    place = ((rank + 1) * used[mine] - 1) // share[mine]
-    cell = mine * MOST_GROUPS + place
-    total = np.bincount(cell, weights=column, minlength=n * MOST_GROUPS)
-    each = np.maximum(np.bincount(cell, minlength=n * MOST_GROUPS), 1)
-    count[:], moments[0], moments[1] = size, mean, square
-    groups[:] = in_half_precision((total / each).reshape(n, MOST_GROUPS), used // 2, moments[1])
-
-
-def in_half_precision(values: Floats, middle: NDArray[np.int64], variance: NDArray[np.float32]) -> Floats:
-    """(n, k) values as a message has them: the one at ``middle`` (n,) in four bytes, the others by their
-    distance from it, in deviations, in two."""
-    centre = np.take_along_axis(values, middle[:, None], 1).astype(np.float32).astype(np.float64)
-    spread = np.sqrt(variance.astype(np.float64))[:, None]
-    apart = np.divide(values - centre, spread, out=np.zeros_like(values), where=spread > 0)
-    apart = np.clip(apart, -6e4, 6e4)
-    return np.asarray(centre + spread * apart.astype(np.float16).astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -273,13 +111,9 @@ class Scale:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The scale of every numeric column, by its name.
-
-    spent: bytes that centers sent and received to agree on them.
-    """
+    """The scale of every numeric column, by its name."""
 
     scales: Mapping[str, Scale]
-    spent: int = field(default=0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a file."""
@@ -294,79 +128,28 @@ class Statistics:
             raise ValueError(f"statistics that are none: {error!r}") from error
 
 
-def agree(summaries: Mapping[str, ColumnSummary], given: Statistics | None = None) -> Statistics:
-    """The scales that follow from the summaries of the centers, by their names; those that are given stay.
-
-    Mean and deviation of all values; where a few are so far out that the deviation exceeds what the middle
-    three quarters of the values span, the median and the deviation of a normal column of that span instead.
-    """
-    if not summaries:
-        raise RequestError("no center published a summary of its columns; at least one is needed")
-    order = [summaries[name] for name in sorted(summaries)]
-    names, known = order[0].names, {} if given is None else given.scales
-    if any(summary.names != names for summary in order):
-        raise RequestError("the summaries are of different columns; make them from one codebook")
-    count, mean, variance, groups = (
-        np.array([getattr(s, f) for s in order], np.float64) for f in ("count", "mean", "variance", "groups")
-    )
-    used = group_count(count, np.array([[s.group] for s in order]))
-    total = count.sum(axis=0)
-    weight = count / np.maximum(total, 1)
-    middle = (weight * mean).sum(axis=0)
-    deviation = np.sqrt((weight * (variance + (mean - middle) ** 2)).sum(axis=0))
-    scales = {}
-    for c, name in enumerate(names):
-        if not total[c]:
-            scales[name] = Scale(0.0, 0.0, 0.0)
-            continue
-        quantiles = _quantiles(groups[:, c], count[:, c], used[:, c])
-        center, spread = middle[c], deviation[c]
-        span = quantiles[INNER[1]] - quantiles[INNER[0]]
-        if 0 < span < spread:
-            center, spread = np.interp(0.5, PROBABILITIES, quantiles), span / NORMAL_SPAN
-        if not spread > 1e-8 * (1.0 + abs(center)):
-            spread = 0.0
-        scales[name] = _as_sent(center, spread, quantiles)
-    for name in set(known) & set(names):
-        scale = known[name]
-        scales[name] = scale if scale.quantiles else replace(scale, quantiles=scales[name].quantiles)
-    # Every center sends its summary of the columns that nobody gave, and receives their scales.
-    needed = tuple(name for name in names if name not in known)
-    messages = sum(s.of(needed).nbytes for s in order) + len(order) * scales_size(len(needed))
-    return Statistics(scales, (0 if given is None else given.spent) + (messages if needed else 0))
-
-
-def _as_sent(center: float, spread: float, quantiles: Floats) -> Scale:
-    """A scale as a message has it."""
-    middle, unit = np.array([len(quantiles) // 2]), np.array([spread**2], dtype=np.float32)
-    rounded = in_half_precision(quantiles[None], middle, unit)[0]
-    short = np.array([center, spread, *rounded], dtype=np.float32).astype(np.float64).tolist()
+def _as_sent(center: float, spread: float, quantiles: Floats, low: float, high: float) -> Scale:
+    """A scale as a message has it: center and spread in four bytes each, quantiles in one, as a share of the
+    way from the lowest to the highest edge of the last bins."""
+    share = np.rint(255.0 * (quantiles - low) / (high - low)) / 255.0
+    short = np.array([center, spread, *(low + (high - low) * share)], np.float32).astype(np.float64).tolist()
     return Scale(short[0], short[1], short[0], tuple(short[2:]))
 
 
 def scales_size(columns: int) -> int:
     """The size of a message with so many scales, in bytes."""
-    return HEADER_SIZE + (12 + 2 * len(PROBABILITIES)) * columns
-
-
-def _quantiles(groups: Floats, count: Floats, used: NDArray[np.int64]) -> Floats:
-    """(20,) quantiles of a column over all centers' groups (n, 16), each with the values it stands for."""
-    values = groups[np.arange(MOST_GROUPS) < used[:, None]]
-    weight = np.repeat(count / np.maximum(used, 1), used)
-    rank = np.lexsort((weight, values))
-    at = np.cumsum(weight[rank])
-    return np.interp(PROBABILITIES, (at - weight[rank] / 2) / at[-1], values[rank])
+    return HEADER_SIZE + (8 + len(PROBABILITIES)) * columns
 
 
 def outcome_columns(outcome: Outcome) -> tuple[str, ...]:
-    """The summaries of an outcome that centers still have to agree on."""
+    """The counts of an outcome that centers still have to agree on."""
     if outcome.agreed:
         return ()
     return (OUTCOME_VALUES,) if outcome.kind == "continuous" else (EVENT_TIMES, CENSORING_TIMES)
 
 
 def outcome_values(outcome: Outcome, label: NDArray[Any], name: str) -> Floats:
-    """(rows,) the values behind one of these summaries; NaN where a row has none."""
+    """(rows,) the values behind one of these counts; NaN where a row has none."""
     if name == OUTCOME_VALUES:
         return label.astype(np.float64)
     event = outcome.events(label)
@@ -378,42 +161,12 @@ def outcome_size(outcome: Outcome) -> int:
     return 8 * max(1, len(outcome.grid))
 
 
-def settle_outcome(outcome: Outcome, summaries: Sequence[ColumnSummary]) -> Outcome:
-    """The outcome with the grid, or the level and scale, that follow from the centers' summaries of it."""
-    if not outcome_columns(outcome):
-        return outcome
-    if outcome.kind == "continuous":
-        count, mean, variance = (
-            np.array([getattr(each, f)[each.names.index(OUTCOME_VALUES)] for each in summaries], np.float64)
-            for f in ("count", "mean", "variance")
-        )
-        if not count.sum():
-            return outcome
-        level = float((count * mean).sum() / count.sum())
-        spread = float(np.sqrt((count * (variance + (mean - level) ** 2)).sum() / count.sum()))
-        return replace(outcome, level=level, scale=spread if spread > 0 else 1.0)
-    times = np.concatenate([_spread_out(each, EVENT_TIMES) for each in summaries])
-    ends = np.concatenate([_spread_out(each, CENSORING_TIMES) for each in summaries])
-    return with_time_grid(outcome, np.sort(times), np.sort(ends)) if len(times) else outcome
-
-
 def with_time_grid(outcome: Outcome, times: Floats, ends: Floats) -> Outcome:
     """The outcome with the grid and hazards that follow from times of events and of censoring."""
     signed = np.concatenate([times, -ends]).astype(np.float32)
     grid = time_grid(signed)
     return replace(outcome, grid=grid, hazards=grid_hazards(signed, grid))
 
-
-def _spread_out(summary: ColumnSummary, name: str) -> Floats:
-    """As many values as a center has, each the mean of its group."""
-    k = summary.names.index(name)
-    size = int(summary.count[k])
-    used = int(group_count(summary.count[k : k + 1], summary.group)[0])
-    cuts = np.arange(used + 1) * size // max(used, 1)
-    return np.repeat(summary.groups[k, :used].astype(np.float64), np.diff(cuts))
-
-
-# --- scales from sums of histograms ---------------------------------------------------------------------
 
 #: Bins of the later passes, and edges of the first: powers of ten by quarters, both signs.
 BINS = (40, 32)
@@ -429,7 +182,7 @@ OUTSIDE = (0.002, 0.01)
 
 @dataclass(frozen=True)
 class HistogramSum:
-    """How histograms are summed.  masked: the server sees their sum alone.
+    """How histograms are summed.  masked: the server sees their sum alone, as always between sites.
 
     noise: standard deviation over sensitivity of what every center adds to its own counts; 0: nothing.
     seed: of the draws; at a site with a secret in it.
@@ -450,9 +203,31 @@ class HistogramSum:
             published[i] += spread * stream.standard_normal(counts.shape[1:])
         return published
 
+    def sent_bytes(self, published: Floats) -> int:
+        """The bytes of all centers' counts in one pass."""
+        if self.masked:
+            return masked_bytes(len(published), published[0].size)
+        sizes = 8 * published.size if self.noise else int(counts_size(published).sum())
+        return sizes + HEADER_SIZE * len(published)
+
     def doubt(self, columns: int, centers: int) -> float:
         """The largest total that may be noise alone: 4.5 deviations, rarely exceeded."""
         return float(4.5 * self.noise * np.sqrt(columns * centers))
+
+
+def counts_size(counts: Floats) -> Ints:
+    """(n,) the bytes of plain counts (n, k, bins) as every center sends them.
+
+    Of each column the first and the last bin that is not empty (a byte each), and the counts between them in
+    Rice codes: a width w (five bits), then of each count its lowest w bits, and the rest in unary with a bit
+    that ends it. The width is that of the mean count.
+    """
+    used = counts > 0
+    span = counts.shape[2] - used[:, :, ::-1].argmax(axis=2) - used.argmax(axis=2)
+    span = np.where(used.any(axis=2), span, 0)
+    width = np.log2(np.maximum(counts.sum(axis=2) / np.maximum(span, 1), 1.0)).astype(np.int64)
+    rest = np.floor(counts / (1 << width)[:, :, None]).sum(axis=2).astype(np.int64)
+    return np.asarray((rest + (width + 1) * span + 16 + 5).sum(axis=1) + 7) // 8
 
 
 def bin_counts(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
@@ -531,7 +306,8 @@ def sum_histograms(
     found, spent = HistogramRefinement(k), 0
     while not found.done:
         published = how.noisy(published_counts(values, owner, n, found.edges, min_rows), ids, found.taken)
-        spent += masked_bytes(n, found.entries) if how.masked else 8 * n * found.entries
+        asked = 0 if how.masked or not found.taken else 8 * k * n  # where each column's bins begin and end
+        spent += how.sent_bytes(published) + asked
         found.take(np.asarray(published.sum(axis=0)), how.doubt(k, n))
     return found, spent
 
@@ -563,7 +339,8 @@ def _scale(edges: Floats, counts: Floats, doubt: float) -> Scale:
     spread = float(np.sqrt(share @ (middle - center) ** 2))
     if share.max() > 1.0 - 1e-9 or not spread > 1e-8 * (1.0 + abs(center)):
         spread = 0.0
-    return _as_sent(center, spread, np.sort(np.interp(PROBABILITIES, below[:-1], edges)))
+    quantiles = np.interp(PROBABILITIES, below[:-1], edges)
+    return _as_sent(center, spread, quantiles, float(edges[0]), float(edges[-1]))
 
 
 def settle_from_histograms(outcome: Outcome, found: HistogramRefinement, first: int) -> Outcome:

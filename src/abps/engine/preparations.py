@@ -8,6 +8,7 @@ from typing import Any, Final
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
 from abps.data.split import assign_folds, fold_split
+from abps.methods.accounting import counting_of
 from abps.methods.base import Method
 
 #: Bytes of the preparations that are kept, the last used ones.
@@ -20,7 +21,7 @@ def shared_rows(federation: Federation, seed: int, config: Method, folds: int = 
     """The federation as a method wants it prepared: in the split of a seed, or with each of so many folds as
     its test rows in turn."""
     how: dict[str, Any] = {"standardise": config.training.standardise, "splines": config.training.splines}
-    how["min_cell"] = config.privacy.min_cell
+    how |= {"min_cell": config.privacy.min_cell, "histograms": counting_of(config, seed)}
     key = (federation.fingerprint(), federation.name, seed, folds, *how.values())
     found = _HELD.pop(key, None)
     if found is None and folds:

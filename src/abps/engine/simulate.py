@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation, groups_of
-from abps.data.prepare import Prepared, prepare
+from abps.data.prepare import Prepared
 from abps.engine import checkpoint as checkpoints
 from abps.engine.attacks import Attack, Attackers, attackers_of
 from abps.engine.preparations import shared_rows
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.track import RoundReport, Track, row_scores
-from abps.methods.accounting import counting_of, with_noise
 from abps.methods.accounting import ledger as ledger_of
+from abps.methods.accounting import with_noise
 from abps.methods.base import Context, Method
 from abps.methods.catalog import name_of
 from abps.methods.settings import configure, describe
@@ -173,18 +173,9 @@ def _parts(federation: Federation | Prepared, columns: Sequence[str]) -> dict[st
 def _rows(request: _Request) -> Prepared:
     """The federation as numbers, as the method wants them."""
     federation, config, seed = request.federation, request.config, request.seed
-    how, min_cell, counting = config.training, config.privacy.min_cell, counting_of(config, seed)
     if isinstance(federation, Federation):
-        if counting is None:
-            return shared_rows(federation, seed, config)[0]
-        return prepare(
-            federation,
-            seed,
-            standardise=how.standardise,
-            splines=how.splines,
-            min_cell=min_cell,
-            histograms=counting,
-        )
+        return shared_rows(federation, seed, config)[0]
+    how, min_cell = config.training, config.privacy.min_cell
     book = federation.book
     made = "own" if book is None or book.statistics is None else "common"
     if book is not None and (made, federation.splines) != (how.standardise, how.splines):

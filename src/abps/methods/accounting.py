@@ -16,12 +16,9 @@ from abps.methods.star import StarMethod
 from abps.privacy.budget import Account, PrivacyLedger, Release, noise_for, noisy
 
 
-def counting_of(method: Method, seed: int) -> HistogramSum | None:
-    """How centers report the statistics for common scales and for the outcome's time grid or level: by masked
-    or noisy counts; none: by plain summaries."""
+def counting_of(method: Method, seed: int) -> HistogramSum:
+    """How centers sum the counts for common scales and for the outcome's time grid or level."""
     private = method.privacy.budget is not None
-    if not private and not method.privacy.secure:
-        return None
     return HistogramSum(method.privacy.secure, method.training.noise_multiplier if private else 0.0, seed)
 
 
@@ -96,7 +93,8 @@ def published_privately(context: Context, published: Published, k: int, center: 
 def not_covered(method: Method, context: Context) -> tuple[str, ...]:
     """What an account leaves out, in words."""
     gaps = []
-    if method.training.standardise == "common" and context.data.agreed and not context.data.from_histograms:
+    counted = context.data.counted
+    if method.training.standardise == "common" and counted is not None and not counted.noise:
         gaps.append("common statistics of numeric columns have no noise; scales in a codebook need none")
     elif method.training.standardise == "own":
         gaps.append("each center standardises by its own rows, and this is not counted")
@@ -143,7 +141,7 @@ def begun(method: Method, context: Context) -> tuple[Context, Spending | None]:
     if budget is None:
         return context, None
     account, noise = Account(budget, method.privacy.dp_delta), method.training.noise_multiplier
-    if context.data.from_histograms:
+    if context.data.counted is not None:
         account = account.spend(Release(0, "statistics", noise, times=PASSES))
     published = method.publish(context)
     if not len(published.names):

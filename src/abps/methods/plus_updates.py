@@ -20,6 +20,7 @@ from abps.methods.plus_state import (
 )
 from abps.models import common_fit
 from abps.models.common_fit import VarianceSums
+from abps.models.families import Multinomial
 from abps.models.hierarchical import (
     ALONE_INTERCEPT_VARIANCE,
     CommonModel,
@@ -65,7 +66,7 @@ def after_start(
     owner = np.arange(q) // local.rows.shape[1] == np.arange(local.terms)[:, None]
     weight = np.maximum(sums["middle"][local.constants], 1e-9)
     certainty = np.clip(1.0 - sums["doubt"] / n / state.fit.intercept_variance, 0.01, 0.999)
-    point, score = np.zeros(q), sums["score"].copy()
+    point, score = np.zeros(q), _exact_score(local, sums["score"])
     # Intercepts around their own mean leave nothing to explain.
     point[local.constants], score[local.constants] = sums["shift"] / n, 0.0
     fit = replace(
@@ -94,9 +95,19 @@ def after_start(
     )
 
 
+def _exact_score(local: LocalRows, score: Floats) -> Floats:
+    """(q,) the score; of classes without what rounding adds to its sum over classes, which is zero: there is
+    no curvature in that direction, and the step would be huge."""
+    if not isinstance(local.rows.family, Multinomial):
+        return score.copy()
+    table = score.reshape(local.rows.shape)
+    return np.asarray((table - table.mean(axis=0)).ravel())
+
+
 def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
     """One quasi-Newton step; after the first one, the dispersion of the loss."""
-    fit = common_fit.quasi_newton_step(state.fit, sums["score"] * state.scale, sums["losses"])
+    score = _exact_score(local, sums["score"] * state.scale)
+    fit = common_fit.quasi_newton_step(state.fit, score, sums["losses"])
     factor = local.rows.family.dispersion_factor
     if not factor or state.exchanges != 1:
         return replace(state, fit=fit)

@@ -16,9 +16,6 @@ Ints = NDArray[np.int64]
 #: The default minimum cell size: whatever leaves a site describes at least so many patients.
 MIN_CELL = 10
 
-#: A numeric column with at most so many distinct values is published like a category: by rounded counts.
-FEW_VALUES = 12
-
 
 def least_rows(owner: NDArray[np.integer], patient: Ints | None, n: int, min_cell: int) -> Ints:
     """(n,) how many rows of a center certainly belong to ``min_cell`` patients.
@@ -60,24 +57,6 @@ def both_enough(event: NDArray[np.bool_], patient: Ints | None, min_cell: int) -
     """
     owner = np.zeros(len(event), dtype=np.int64)
     return min(most_patients(part, owner, patient, 1) for part in (event, ~event)) >= min_cell
-
-
-def in_round_numbers(values: Floats, base: int) -> Floats:
-    """A column as it may be summarised: with few distinct values, each in a multiple of ``base`` rows;
-    other columns unchanged.
-
-    The mean and variance of a column of 0, 1 and 2 reveal how many rows have each. Surplus rows become NaN.
-
-    >>> in_round_numbers(np.array([0.0] * 12 + [2.0] * 3), 10)
-    array([ 0.,  0.,  0.,  0.,  0.,  0.,  0.,  0.,  0.,  0., nan, nan, nan,
-           nan, nan])
-    """
-    known = values[np.isfinite(values)]
-    levels, count = np.unique(known, return_counts=True)
-    if not 1 < len(levels) <= FEW_VALUES:
-        return values
-    kept = np.repeat(levels, rounded(count.astype(np.float64), base).astype(np.int64))
-    return np.concatenate([kept, np.full(max(len(values) - len(kept), 0), np.nan)])
 
 
 def rounded(counts: Floats, base: Floats | float) -> Floats:

@@ -41,12 +41,9 @@ def read(local: Path) -> Codebook:
     if not path.is_file():
         raise RequestError(f"{path}: no codebook is here; write it with `abps site init`, and read it")
     try:
-        book = Codebook.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return Codebook.from_json(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise RequestError(f"{path}: {error}") from error
-    if book.site_statistics:  # of an earlier version: two of them show what was added in between
-        raise RequestError(f"{path} holds statistics of columns; run `abps site init` again, and read it")
-    return book
 
 
 def digest(book: Codebook) -> str:

@@ -153,7 +153,7 @@ class Tally:
         self.members = 0
 
     def doubt(self) -> float:
-        return 0.0 if self.counting is None else self.counting.doubt(self.columns, self.members)
+        return self.counting.doubt(self.columns, self.members)
 
     def take(self, total: Floats, names: Sequence[str]) -> None:
         """A total, (entries,), and whose counts are in it."""
@@ -290,8 +290,6 @@ class ScaleCounting:
     def _counts(self) -> Floats:
         """(1, columns, bins + 2) this site's counts, with noise where the study has some."""
         counts = published_counts(self._values, self._owner, 1, self._tally.found.edges, self._least)
-        if self._counting is None:
-            return counts
         return self._counting.noisy(counts, center_ids((self.name,)), self._tally.found.taken)
 
     def _log(self, kind: EntryKind, size: int, why: str, number: int = 0, sent: bool = True) -> None:
