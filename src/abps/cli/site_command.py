@@ -50,11 +50,12 @@ Reason = Annotated[str, typer.Option(help="Why; it is recorded.")]
 
 def register(app: typer.Typer) -> None:
     """Add the command and its parts."""
-    from abps.cli import site_hospital, site_operator
+    from abps.cli import site_courier, site_hospital, site_operator, site_support
 
     site = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
-    for command in (*site_hospital.COMMANDS, *site_operator.COMMANDS):
+    for command in (*site_hospital.COMMANDS, *site_operator.COMMANDS, *site_support.COMMANDS):
         site.command(command.__name__)(command)
+    site.add_typer(site_courier.app(), name="courier")
     app.add_typer(site, name="site")
 
 

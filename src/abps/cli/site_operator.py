@@ -146,7 +146,7 @@ def submit(
     from abps.sites.flare.kits import provisioned
 
     book = merged([read_codebook(path) for path in codebook_])
-    settings, rounds = _study_settings(method, set_, None, rounds)
+    settings, rounds = study_settings(method, set_, None, rounds)
     agreement = Agreement(study, method, book, seed, rounds, settings)
     agreement.config()
     if grace < 0 or approval < 0:
@@ -286,7 +286,7 @@ def rehearse(
 
     if only not in (None, "prepare", "job"):
         raise RequestError(f"--only {only}: choose prepare or job")
-    settings, rounds = _study_settings(method, set_, model, rounds)
+    settings, rounds = study_settings(method, set_, model, rounds)
     plan = rehearsal.RehearsalPlan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
 
     def progress(line: str) -> None:
@@ -319,7 +319,7 @@ def rehearse(
     emit(as_json, summary, f"wrote {page_path}")
 
 
-def _study_settings(
+def study_settings(
     method: str, pairs: list[str] | None, model: str | None, rounds: int | None
 ) -> tuple[dict[str, str], int]:
     """The settings and rounds of a study; sites send masked sums by default."""

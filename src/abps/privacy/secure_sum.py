@@ -192,7 +192,7 @@ class Member:
         total = fixed_point.add(vector, _stream(_seed_key(self._seed, self.group.context), len(vector)))
         for name in self._held:
             if name != self.name:
-                pair = _pair_mask(self._mask, self._keys[name].mask, self.group, self.name, name, len(vector))
+                pair = pair_mask(self._mask, self._keys[name].mask, self.group, self.name, name, len(vector))
                 total = fixed_point.add(total, pair)
         return total
 
@@ -285,7 +285,7 @@ class Collector:
                 raise SumError(f"the shares of {name} do not give back its key")
             for other in self.vectors:  # what the present ones added for the pair with the absent one
                 total = fixed_point.add(
-                    total, _pair_mask(mask, self.keys[other].mask, self.group, name, other, size)
+                    total, pair_mask(mask, self.keys[other].mask, self.group, name, other, size)
                 )
         return total
 
@@ -323,7 +323,7 @@ def _negative(words: Ring) -> Ring:
         return np.uint64(0) - words
 
 
-def _pair_mask(mine: X25519PrivateKey, theirs: bytes, group: Group, me: str, peer: str, count: int) -> Ring:
+def pair_mask(mine: X25519PrivateKey, theirs: bytes, group: Group, me: str, peer: str, count: int) -> Ring:
     """(count,) the pair's mask as the first named adds it: what one adds, the other subtracts."""
     names = sorted((me, peer), key=group.place)
     secret = mine.exchange(X25519PublicKey.from_public_bytes(theirs))

@@ -47,6 +47,7 @@ class JournalEvent(StrEnum):
     WITHDRAWN = "withdrawn"
     SHARED = "shared"
     SENT = "sent"
+    RELEASED = "released"
 
 
 @dataclass(frozen=True)

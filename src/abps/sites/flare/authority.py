@@ -120,6 +120,10 @@ class Authority:
         """The names of all sites that are members."""
         return [name for name in self._members() if self._role(name) is Role.SITE]
 
+    def certificate(self, member: str) -> str:
+        """A member's certificate, PEM."""
+        return self._certificate(member).public_bytes(Encoding.PEM).decode("ascii")
+
     def _members(self) -> list[str]:
         return [name for name, value in self._state.items() if isinstance(value, dict) and "cert" in value]
 

@@ -142,7 +142,7 @@ class Exchanges:
         if values.shape != own.values[0].shape:
             raise RequestError(f"the relay's total of round {round} is not a sum of our uploads")
         why = f"the total of round {round}, under masks"
-        self.transport.log(RELAY, EntryKind.UPLOAD, len(data), why, sent=False)
+        self.transport.log(self.transport.relay, EntryKind.UPLOAD, len(data), why, sent=False)
         try:
             self._take(RELAY, self._aggregated(values[None], round).common.data, round)
         except Refusal as refused:

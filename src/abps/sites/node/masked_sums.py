@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
-from abps.sites.node.transport import RELAY, AuditedTransport
+from abps.sites.node.transport import AuditedTransport
 from abps.sites.protocol.commands import Command
 from abps.sites.store.rows import EntryKind
 
@@ -47,7 +47,7 @@ class MaskedSums:
             from abps.sites.protocol.masking import Masking  # needs the extra that sites have
 
             purpose = f"{context.digest}/{context.job}"
-            self._made = Masking(context.name, purpose, signer, authority, write=self._write)
+            self._made = Masking(context.name, purpose, signer, authority, write=self.write)
         self.begin()
 
     def begin(self) -> None:
@@ -72,6 +72,10 @@ class MaskedSums:
         if self._made is None:
             raise RequestError(f"{self.context.agreement.method!r} as agreed has no masked sums")
         return self._made
+
+    @steps.setter
+    def steps(self, made: Masking) -> None:
+        self._made = made
 
     def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
         """Everybody's keys, as the relay passes them on; a site whose key is not proven is in no sum."""
@@ -121,5 +125,5 @@ class MaskedSums:
         kept: list[str] | None = json.loads(self.context.store.facts().get(_OPENED, "null"))
         return kept
 
-    def _write(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
-        self.transport.log(RELAY, kind, size, why, sent, number)
+    def write(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
+        self.transport.log(self.transport.relay, kind, size, why, sent, number)

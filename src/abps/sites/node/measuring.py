@@ -196,16 +196,18 @@ class ScaleCounting:
         self._counting = counting_of(agreement.config(), agreement.seed + secret)
         authority = None if consent is None else consent.authority
         purpose = measuring_context(agreement, job)
-        self._steps = Masking(name, purpose, signer, authority, write=self._log, what="count")
+        self.relay = RELAY  # who carries the counts; without a relay, all members
+        self.rows = int(start[-1])
+        self.steps = Masking(name, purpose, signer, authority, write=self.log, what="count")
         self._own: Floats | None = None  # this site's counts of the sum under way
         self._listed: tuple[str, ...] = ()
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {
             Command.MEASURE: self.measure,
-            Command.SUM_INTRODUCE: self._steps.introduction,
+            Command.SUM_INTRODUCE: self.steps.introduction,
             Command.SUM_MEET: self.sum_meet,
             Command.SUM_KEYS: self.sum_keys,
-            Command.SUM_SHARES: self._steps.shares,
+            Command.SUM_SHARES: self.steps.shares,
             Command.SUM_MASKED: self.sum_masked,
             Command.SUM_PRESENT: self.sum_present,
             Command.SUM_OPEN: self.sum_open,
@@ -215,10 +217,10 @@ class ScaleCounting:
     def measure(self) -> dict[str, Any]:
         """The study, how many training rows this site has, and what was counted before."""
         facts = {
-            "agreement": self.agreement.digest(), "rows": len(self._owner), "scales": kept_in(self.store)
+            "agreement": self.agreement.digest(), "rows": self.rows, "scales": kept_in(self.store)
         }  # fmt: skip
         why = "the study, our training rows, scales if we know them"
-        self._log(EntryKind.REPORT, len(canonical(facts)), why)
+        self.log(EntryKind.REPORT, len(canonical(facts)), why)
         return facts
 
     def receive(self, peer: str, what: str, data: bytes) -> bytes:
@@ -227,9 +229,9 @@ class ScaleCounting:
 
     def sum_meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
         """Everybody's keys; a site whose key is not proven is in no sum."""
-        for name in self._steps.meet(introductions):
+        for name in self.steps.meet(introductions):
             why = f"the key for masked sums that came as {name}'s is not signed by it"
-            self._log(EntryKind.DECISION, 0, why, sent=False)
+            self.log(EntryKind.DECISION, 0, why, sent=False)
 
     def sum_keys(self, number: int, names: Sequence[str]) -> list[bytes]:
         """Step 1 of a count; which one, from 1 on."""
@@ -239,7 +241,7 @@ class ScaleCounting:
             self.consent.members(names)
             self.consent.round(sum(e.bytes for e in self.store.traffic() if e.sent))
         self._own = self._counts()
-        return self._steps.keys(number, names)
+        return self.steps.keys(number, names)
 
     def sum_masked(self, number: int, sealed: Mapping[str, bytes]) -> bytes:
         """Step 3: this site's counts, under its masks; they are paid for where there is a budget."""
@@ -249,7 +251,7 @@ class ScaleCounting:
         if method.privacy.budget is not None:
             pay(self.store, method, Release(0, "statistics", method.training.noise_multiplier))
         what = f"count {number} of our numeric columns"
-        return self._steps.masked(number, sealed, self._own.ravel(), EntryKind.STATISTICS, what)
+        return self.steps.masked(number, sealed, self._own.ravel(), EntryKind.STATISTICS, what)
 
     def sum_present(self, number: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose counts have come; those of an earlier attempt, if there was one."""
@@ -260,11 +262,11 @@ class ScaleCounting:
                 f"count {number} was opened with other members before; the difference would reveal a site"
             )
         self._listed = listed
-        return self._steps.present(number, names)
+        return self.steps.present(number, names)
 
     def sum_open(self, number: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
         """Step 5: the shares that take the masks off the total; whose it is stands on the disk before."""
-        shares = self._steps.opened(number, names, signatures)
+        shares = self.steps.opened(number, names, signatures)
         opened = json.loads(self.store.facts().get(_OPENED, "{}"))
         self.store.keep(**{_OPENED: json.dumps({**opened, str(number): sorted(names)})})
         return shares
@@ -273,14 +275,14 @@ class ScaleCounting:
         """The total of a count, as the scheduler says; whether it was the last."""
         if self._own is None or number != self._tally.found.taken + 1:
             raise RequestError(f"there is no count {number} under way")
-        total = self._steps.total(number, data)
+        total = self.steps.total(number, data)
         if total.size != self._own.size:
             raise RequestError("the total is none")
         self._tally.members = len(self._listed)
         slack = 0.5 + self._tally.doubt()
         if (total < self._own.ravel() - slack).any():
             raise RequestError("the total is less than what this site alone has counted; it is not the total")
-        self._log(EntryKind.STATISTICS, len(data), f"the total of count {number}", sent=False)
+        self.log(EntryKind.STATISTICS, len(data), f"the total of count {number}", sent=False)
         self._tally.take(total, self._listed)
         self._own = None
         if self._tally.found.done:
@@ -292,7 +294,7 @@ class ScaleCounting:
         counts = published_counts(self._values, self._owner, 1, self._tally.found.edges, self._least)
         return self._counting.noisy(counts, center_ids((self.name,)), self._tally.found.taken)
 
-    def _log(self, kind: EntryKind, size: int, why: str, number: int = 0, sent: bool = True) -> None:
+    def log(self, kind: EntryKind, size: int, why: str, number: int = 0, sent: bool = True) -> None:
         # All of it is before the first round, whichever count it belongs to.
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        self.store.log(LogEntry(at, 0, RELAY, sent, kind, size, why))
+        self.store.log(LogEntry(at, 0, self.relay, sent, kind, size, why))

@@ -216,7 +216,7 @@ class Site:
         rest: why nothing was exchanged, if the scheduler knows.
         """
         with self.store.together():
-            value, partners = self._finish(round, Rest(rest))
+            value, partners = self.finish(round, Rest(rest))
             measure = self.context.data.outcome.measure
             why = f"our validation {measure}"
             if not self._scored:
@@ -228,7 +228,7 @@ class Site:
             self.heads.give(round, self.exchanges.coordinator())
         return [value, sums, self.context.method.finished(self.context.state)]
 
-    def _finish(self, round: int, rest: Rest) -> tuple[float, tuple[str, ...]]:
+    def finish(self, round: int, rest: Rest) -> tuple[float, tuple[str, ...]]:
         """Update the state, and write the round down: the validation score, and who was in the exchange."""
         context, now, method = self.context, self.context.round, self.context.method
         context.need(round, True, "begun")

@@ -43,6 +43,7 @@ class AuditedTransport:
     def __init__(self, context: SiteContext, send: Send) -> None:
         self.context, self.send = context, send
         self.closed = False  # whether consent was missing when a round should begin
+        self.relay = RELAY  # who gets reports and carries masked sums; without a relay, all members
 
     def log(
         self, peer: str, kind: EntryKind, size: int, why: str, sent: bool = True, round: int | None = None
@@ -57,7 +58,7 @@ class AuditedTransport:
 
     def report(self, answer: T, why: str, round: int) -> T:
         """Write down what the scheduler gets, before it gets it."""
-        self.log(RELAY, EntryKind.REPORT, len(canonical(answer)), why, round=round)
+        self.log(self.relay, EntryKind.REPORT, len(canonical(answer)), why, round=round)
         return answer
 
     def carry(

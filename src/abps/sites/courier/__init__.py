@@ -1,0 +1,1 @@
+"""Studies without any connection: steps of a study as signed and sealed files that people carry."""

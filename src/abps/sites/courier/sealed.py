@@ -1,0 +1,225 @@
+"""A courier file: one step of a study by one site, signed with its key, with a sealed letter for each reader.
+
+The envelope is JSON that anybody can read: study, step, sender, and the history that it follows from. What a
+site says is in the letters, each of which only its reader can open. A letter repeats the envelope, so that
+nobody can sign another site's letter as his own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from abps.core.errors import RequestError
+from abps.privacy import fixed_point
+from abps.privacy.secure_sum import Group, SumError, pair_mask
+from abps.sites.consent import keys
+from abps.sites.consent.keys import Signer, seal, unseal
+from abps.sites.consent.kit import RevocationList
+from abps.sites.protocol.masking import Floats, Masking
+from abps.sites.store.rows import EntryKind, canonical
+
+SCHEMA = "abps.courier/1"
+
+#: What signatures of courier files are for.
+PURPOSE = "courier"
+
+#: More bytes than any file of a study has.
+MOST_BYTES = 256_000_000
+
+
+class Step(StrEnum):
+    """What a file is about."""
+
+    HELLO = "hello"
+    COUNT = "count"
+    SUM = "sum"
+    UPLOAD = "upload"
+    RESULT = "result"
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What one site says to another in a step.
+
+    rows: its training rows.  key: its public key for the masks of the next sum.  vector: its masked summand.
+    messages: of the exchange, as sites send them over a network: (kind, bytes).
+    """
+
+    rows: int = 0
+    key: bytes = b""
+    vector: bytes = b""
+    messages: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class CourierFile:
+    """proposal: digest of the study's approved proposal.  number: of the step, from 0.
+
+    before: digest of the files that it follows from, the same at all sites.
+    letters: sealed, by reader, in Base64.
+    """
+
+    proposal: str
+    step: Step
+    number: int
+    sender: str
+    before: str
+    letters: Mapping[str, str]
+    certificate: str = ""
+    signature: str = ""
+
+    @property
+    def envelope(self) -> list[Any]:
+        """What a letter repeats."""
+        return [self.proposal, str(self.step), self.number, self.sender, self.before]
+
+    @property
+    def _signed(self) -> bytes:
+        return canonical([*self.envelope, dict(self.letters)])
+
+    def text(self) -> str:
+        """The file."""
+        facts = {"schema": SCHEMA, **self.__dict__, "letters": dict(self.letters)}
+        return json.dumps(facts, indent=1, sort_keys=True) + "\n"
+
+    def check(self, authority: bytes, revoked: RevocationList) -> None:
+        """Refuse a file that its sender, a member of the network, has not signed as it is."""
+        certificate = self.certificate.encode()
+        try:
+            owner, _ = keys.certificate_owner(certificate, authority)
+            serial = x509.load_pem_x509_certificate(certificate).serial_number
+            signature = bytes.fromhex(self.signature)
+        except ValueError as error:
+            raise RequestError(f"the signature of {self.sender!r} cannot be trusted: {error}") from error
+        if self.sender in revoked.expelled or revoked.has(serial):
+            raise RequestError(f"{self.sender} is no member of the network any more")
+        if owner != self.sender or not keys.signed_by(certificate, PURPOSE, self._signed, signature):
+            raise RequestError(f"it was altered, or {self.sender} has not signed it; ask for it again")
+
+    def open(self, reader: str, signer: Signer) -> Letter:
+        """The letter to a reader."""
+        try:
+            data = json.loads(unseal(signer, base64.b64decode(self.letters[reader], validate=True)))
+            if data["envelope"] != self.envelope:
+                raise RequestError("it holds a letter of another file; do not trust who signed it")
+            messages = tuple((str(kind), base64.b64decode(each)) for kind, each in data["messages"])
+            return Letter(
+                int(data["rows"]), bytes.fromhex(data["key"]), base64.b64decode(data["vector"]), messages
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestError(f"its letter to this site cannot be read ({error})") from error
+
+
+def make(envelope: CourierFile, letters: Mapping[str, tuple[bytes, Letter]], signer: Signer) -> CourierFile:
+    """The file with a letter sealed for every reader (certificate, letter), signed."""
+    sealed = {}
+    for reader, (certificate, letter) in letters.items():
+        facts = {
+            "envelope": envelope.envelope,
+            "rows": letter.rows,
+            "key": letter.key.hex(),
+            "vector": base64.b64encode(letter.vector).decode(),
+            "messages": [[kind, base64.b64encode(each).decode()] for kind, each in letter.messages],
+        }
+        sealed[reader] = base64.b64encode(seal(certificate, canonical(facts))).decode()
+    made = replace(envelope, letters=sealed, certificate=signer.certificate.decode())
+    return replace(made, signature=signer.sign(PURPOSE, made._signed).hex())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What somebody brought, as plain data; one sentence if it is none."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too long")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is no courier file, or was cut short ({error}); copy it again") from error
+    if not isinstance(data, dict):
+        raise RequestError(f"{path} is no courier file")
+    return data
+
+
+def parse(path: Path, data: Mapping[str, Any]) -> CourierFile:
+    """A courier file; nothing of it is believed yet."""
+    names = tuple(CourierFile.__dataclass_fields__)
+    try:
+        if set(data) != {"schema", *names} or data["schema"] != SCHEMA:
+            raise ValueError("another schema")
+        found = CourierFile(**{**{name: data[name] for name in names}, "step": Step(data["step"])})
+        texts = [found.proposal, found.sender, found.before, found.certificate, found.signature]
+        texts += found.letters.values()
+        whole = type(found.number) is int and 0 <= found.number < 10_000
+        if not whole or not all(isinstance(each, str) for each in texts) or not found._signed:
+            raise ValueError("a part of it is not what it should be")
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"{path} is no courier file ({error}); copy it again") from error
+
+
+def digest(path: Path) -> bytes:
+    """Equal for the same file."""
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+class PairwiseMasking(Masking):
+    """Masked sums in one step: each pair of members has a mask that one adds and the other subtracts.
+
+    The masks cancel when the vectors of all members are added, and only then; so nobody may drop out, and
+    nothing has to be opened. Every member adds up for itself. Keys are made for one sum and then deleted.
+    """
+
+    def prepare(self, private: X25519PrivateKey | None, history: str) -> None:
+        """The next sum: this site's key, and the files that all sites have alike before it."""
+        self._private, self._history = private, history
+
+    def keys(self, round: int, group: Any) -> list[bytes]:
+        """The group is all members; their keys have come with the files before."""
+        try:
+            self._group = Group(
+                tuple(sorted(group)), f"{self.context}/{self.what}/{round}/{self._history}", {}
+            )
+        except SumError as error:
+            raise RequestError(f"the masked sum: {error}") from error
+        return []
+
+    def masked(
+        self, round: int, sealed: Mapping[str, bytes], summand: Floats, kind: EntryKind, why: str
+    ) -> bytes:
+        """The summand under the masks of all pairs.  sealed: the others' public keys."""
+        if self._private is None or {*sealed, self.name} != set(self._group.members):
+            raise RequestError(f"the keys for the masks of {self.what} {round} are not all there")
+        ring = fixed_point.encode(summand, len(self._group.members))
+        for peer, public in sorted(sealed.items()):
+            try:
+                mask = pair_mask(self._private, public, self._group, self.name, peer, len(ring))
+            except ValueError as error:
+                raise RequestError(f"the key for masks of {peer} is none ({error})") from error
+            ring = fixed_point.add(ring, mask)
+        made = ring.astype("<u8").tobytes()
+        self.write(kind, len(made), f"{why}, under masks", round)
+        return made
+
+    def present(self, round: int, names: Any) -> bytes:
+        """Nobody can be missing."""
+        return b""
+
+    def opened(self, round: int, names: Any, signatures: Any) -> list[Any]:
+        """There is nothing to open."""
+        return [{}, {}]
+
+    def total(self, round: int, data: bytes) -> Floats:
+        """The sum, which this site has added up itself."""
+        return fixed_point.decode(np.frombuffer(data, "<u8").astype(np.uint64))

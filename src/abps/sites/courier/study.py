@@ -1,0 +1,438 @@
+"""A site's part in a study without any connection: what it must write now, and whose files it waits for.
+
+All members take the same steps together: hello (rows and keys), three counts for common scales if the study
+lacks them, then the exchanges. An exchange under masks is one trip: every member writes its masked summand
+for all, and each adds up. One without masks is two: uploads to the coordinator, its result to all. The code
+that computes, checks, logs and stores is that of a network's site (:mod:`abps.sites.node`).
+
+Where a site stands follows from its store and from two folders of files, its own and those that it took. A
+file is taken whole or not at all, and written once; what was interrupted is done again with the same outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.core.matching import Rest
+from abps.core.streams import center_ids
+from abps.data.scales import PASSES
+from abps.methods.coordinated import coordinators
+from abps.sites.consent import keys, sitefile
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.approval import Consent, decision_on
+from abps.sites.consent.journal import JournalEvent
+from abps.sites.consent.kit import Membership, Role, read_kit
+from abps.sites.consent.proposal import SignedProposal
+from abps.sites.courier import sealed
+from abps.sites.courier.sealed import CourierFile, Letter, PairwiseMasking, Step
+from abps.sites.flare.opening import SiteJob, open_study
+from abps.sites.node import measuring
+from abps.sites.node.site import Site
+from abps.sites.protocol.commands import DeclineCode, DeclineError
+from abps.sites.store.rows import EntryKind
+from abps.sites.store.store import Store
+from abps.wire import versions
+from abps.wire.admission import Limits
+
+#: Where a site keeps files of studies, beside the stores; in each study's folder, what names it, and what
+#: says that it is over.
+FOLDER, STUDY, OVER = "courier", "study.json", "over"
+
+SCHEMA = "abps.courier-study/1"
+
+#: The name of a job by courier, and of who gets what goes to everybody, in logs.
+JOB, ALL = "courier", "all members"
+
+
+class Courier:
+    """A study at one site.  track: the steps of the study in their order; UPLOAD stands for both halves of an
+    exchange without masks."""
+
+    def __init__(self, kit: Path, folder: Path) -> None:
+        self.kit, self.folder, self.me = Path(kit), Path(folder), read_kit(kit).name
+        self.own = sitefile.find(self.me, self.kit / "local")
+        signer, authority = keys.read_signer(kit), keys.read_root(kit)
+        if signer is None or authority is None:
+            raise RequestError(f"{kit} has no key; files are signed and sealed with the keys of startup kits")
+        self.signer, self.authority = signer, authority
+        data = sealed.read_json(self.folder / STUDY)
+        self.signed = SignedProposal.from_json(data["signed"])
+        self._certificates: Mapping[str, str] = data["certificates"]
+        agreement = self.signed.proposal.agreement
+        assert agreement is not None  # checked when it came
+        self.agreement, method = agreement, agreement.config()
+        self.members = sorted(self.signed.proposal.members)
+        self.others = [name for name in self.members if name != self.me]
+        self.digest = self.signed.proposal.digest()
+        counts = [Step.COUNT] * (PASSES if agreement.uncounted else 0)
+        masked = [method.privacy.secure and method.sums_only(t + 1) for t in range(agreement.rounds)]
+        self.track = [Step.HELLO, *counts, *(Step.SUM if each else Step.UPLOAD for each in masked)]
+        self.first = 1 + len(counts)  # of the exchanges, in the track
+        self._post: dict[str, list[tuple[str, bytes]]] = {}  # for the next file, by reader
+
+    # Where this site stands
+
+    @property
+    def over(self) -> bool:
+        """Whether the study has had all its exchanges here."""
+        return (self.folder / OVER).is_file()
+
+    def place(self) -> int:
+        """The step that this site is at, in the track."""
+        if not self._all(0):
+            return 0
+        if self.first > 1 and self._scales() is None:
+            return next((p for p in range(1, PASSES) if not self._all(p)), PASSES)
+        path = self.own.store_of(self.agreement.study)
+        if not path.is_file():
+            return self.first
+        with contextlib.closing(Store.look(path)) as store:
+            return self.first + store.round
+
+    def wanted(self) -> list[tuple[Step, int, str]]:
+        """The files that this site needs before it can go on, whether they are here or not."""
+        p = self.place()
+        if self.over or p == len(self.track):
+            return []
+        if self.track[p] is Step.UPLOAD and self._coordinator(p) != self.me:
+            return [(Step.RESULT, p, self._coordinator(p))]
+        return [(self.track[p], p, name) for name in self.others]
+
+    def missing(self) -> list[str]:
+        """The sites whose files are waited for."""
+        return [each[2] for each in self.wanted() if not self._path(*each).is_file()]
+
+    def due(self) -> list[Path]:
+        """The files of this site that others may still need: of this step and of the one before."""
+        p = self.place()
+        found = [self._path(step, q, self.me) for q in (p - 1, p) for step in Step]
+        return [path for path in found if path.is_file()]
+
+    def history(self, p: int) -> str:
+        """A digest of the files from which a step follows, which all sites must have alike."""
+        if not p:
+            return ""
+        step, names = self.track[p - 1], self.members
+        if step is Step.UPLOAD:
+            step, names = Step.RESULT, [self._coordinator(p - 1)]
+        paths = [self._path(step, p - 1, name) for name in names]
+        if not all(path.is_file() for path in paths):
+            raise RequestError(
+                f"{self.folder}: files of step {p - 1} are gone; bring the folder back from a backup (a "
+                "study that began over a network goes on there)"
+            )
+        return hashlib.sha256(b"".join(sealed.digest(path) for path in paths)).hexdigest()
+
+    def _coordinator(self, p: int) -> str:
+        order = coordinators(self.agreement.seed, p - self.first + 1, center_ids(self.members))
+        return self.members[order[0]]
+
+    def _scales(self) -> dict[str, Any] | None:
+        path = self.own.store_of(measuring.store_name(self.agreement.study))
+        if not path.is_file():
+            return None
+        with contextlib.closing(Store.look(path)) as store:
+            return measuring.kept_in(store)
+
+    # Files
+
+    def _path(self, step: Step, p: int, sender: str) -> Path:
+        study, name = (sitefile.safe_name(each) for each in (self.agreement.study, sender))
+        return self.folder / ("out" if sender == self.me else "in") / f"{study}-{p:03}-{step}-{name}.abps"
+
+    def _all(self, p: int) -> bool:
+        return all(self._path(self.track[p], p, name).is_file() for name in self.members)
+
+    def _read(self, step: Step, p: int, sender: str) -> CourierFile:
+        path = self._path(step, p, sender)
+        return sealed.parse(path, sealed.read_json(path))
+
+    def _letters(self, p: int) -> dict[str, Letter]:
+        """What every member said to all in a step, this site among them."""
+        found = {name: self._read(self.track[p], p, name) for name in self.members}
+        return {name: each.open(self.me, self.signer) for name, each in found.items()}
+
+    def take(self, found: CourierFile, text: str) -> bool:
+        """Check a file that somebody brought, and keep it; whether it is new."""
+        if found.sender not in self.members:
+            raise RequestError(f"{found.sender!r} is not among the members that were approved")
+        found.check(self.authority, Membership(self.kit).now)
+        kept = self._path(found.step, found.number, found.sender)
+        if kept.is_file() and kept.read_text(encoding="utf-8") != text:
+            raise RequestError(
+                f"{found.sender} wrote two different files of step {found.number}; the first stays, call them"
+            )
+        if kept.is_file() or self.me not in found.letters:
+            return False
+        if found.sender == self.me:
+            raise RequestError("it is signed with this site's key, and this site has not written it")
+        if (found.step, found.number, found.sender) not in self.wanted():
+            p, names = self.place(), ", ".join(self.missing()) or "nobody"
+            what = "is over" if found.number < p else "is not due; bring it again later"
+            raise RequestError(
+                f"step {found.number} ({found.step} of {found.sender}) {what}: this site is at step {p} "
+                f"and waits for {names}"
+            )
+        if found.before != self.history(found.number):
+            raise RequestError(
+                f"{found.sender} went on from other files than this site has: somebody wrote two files of "
+                "one step; compare `abps site courier status` by telephone"
+            )
+        found.open(self.me, self.signer)
+        files.write_text(kept, text)
+        return True
+
+    def _write(self, step: Step, p: int, letter: Letter, readers: Sequence[str] = ()) -> None:
+        """Write a file of this site, once: to these readers, and what waits for others."""
+        post, self._post = self._post, {}
+        path = self._path(step, p, self.me)
+        if path.is_file():
+            return
+        to = {}
+        for name in sorted({*readers, *post}):
+            said = Letter(letter.rows, letter.key, letter.vector, tuple(post.get(name, ())))
+            to[name] = (self._certificate(name), said)
+        envelope = CourierFile(self.digest, step, p, self.me, self.history(p), {})
+        files.write_text(path, sealed.make(envelope, to, self.signer).text())
+
+    def _certificate(self, name: str) -> bytes:
+        if name == self.me:
+            return self.signer.certificate
+        known = self._path(Step.HELLO, 0, name).is_file()
+        text = self._read(Step.HELLO, 0, name).certificate if known else self._certificates[name]
+        return text.encode()
+
+    def _send(self, peer: str, kind: EntryKind, data: bytes) -> bytes:
+        """What the site sends goes into its next file."""
+        self._post.setdefault(peer, []).append((str(kind), data))
+        return b""
+
+    # Going on
+
+    def go_on(self) -> None:
+        """Take every step that the files allow, and write what this site must send."""
+        if self.over:
+            return
+        if self.first > 1 and self._scales() is None:
+            with self._opened(True) as part:
+                part.relay = ALL
+                self._hello(part.rows, part.log)
+                if self.place():
+                    self._count(part)
+            if self._scales() is None:
+                return
+        with self._opened(False) as site:
+            site.transport.relay = ALL
+            self._hello(int(site.context.data.train.sizes[0]), site.sums.write)
+            if not self.place():
+                return
+            reported = {name: each.rows for name, each in self._letters(0).items()}
+            most = int(Limits().rows * float(np.median(list(reported.values()))))
+            rows = {name: min(each, most) for name, each in reported.items()}
+            if not self._finished(site):
+                site.join(self.members, site.store.round + 1, rows, list(versions.VERSION))
+            while not self._finished(site):
+                if not self._exchange(site, self.place()):
+                    return
+            files.write_text(self.folder / OVER, "")
+
+    def _finished(self, site: Site) -> bool:
+        round, context = site.store.round, site.context
+        return round == self.agreement.rounds or bool(round and context.method.finished(context.state))
+
+    def _hello(self, rows: int, log: Any) -> None:
+        if not self._path(Step.HELLO, 0, self.me).is_file():
+            log(EntryKind.REPORT, 40, "our training rows, and a key for masks", 0)
+            self._write(Step.HELLO, 0, Letter(rows, self._key(0)[1]), self.members)
+
+    def _count(self, part: measuring.ScaleCounting) -> None:
+        """The counts for common scales, from the first one again: their totals are in the files."""
+        for p in range(1, self.first):
+            self._mask(part, p)
+            part.sum_keys(p, self.members)
+            if not self._path(Step.COUNT, p, self.me).is_file():
+                self._write_sum(p, part.sum_masked(p, self._public(p)))
+            if not self._all(p):
+                return
+            part.sum_present(p, self.members)
+            part.sum_open(p, self.members, {})
+            part.sum_total(p, self._total(p))
+
+    def _exchange(self, site: Site, p: int) -> bool:
+        """An exchange as far as it can go; whether it is finished."""
+        exchanges, t, step, first = site.exchanges, p - self.first + 1, self.track[p], self._coordinator(p)
+        written = self._path(step, p, self.me).is_file()
+        site.begin(t, self.members)
+        if (step is Step.SUM or first == self.me or not written) and not exchanges.contribute(t):
+            raise RequestError(f"this site has nothing to upload in exchange {t}, and the others wait for it")
+        if step is Step.SUM:
+            self._mask(site.sums, p)
+            site.sums.keys(t, self.members)
+            if not written:
+                self._write_sum(p, site.sums.masked(t, self._public(p)))
+        elif first != self.me:
+            self._write(step, p, Letter())
+        if self.missing():
+            return False
+        came = self.wanted()
+        for each in came:
+            for kind, data in self._read(*each).open(self.me, self.signer).messages:
+                site.receive(each[2], kind, data)
+        if step is Step.SUM:
+            site.sums.present(t, self.members)
+            site.sums.open(t, self.members, {})
+            exchanges.take_total(t, self._total(p))
+        elif first == self.me:
+            exchanges.coordinate(t)
+            self._write(Step.RESULT, p, Letter())
+        if t not in exchanges.applied:
+            for each in came:
+                self._path(*each).unlink()
+            raise RequestError(f"the files of exchange {t} cannot be used; call {first}, who coordinates it")
+        site.finish(t, Rest.NOT)
+        site.heads.give(t, self._coordinator(p + 1))
+        return True
+
+    # Masks
+
+    def _key(self, p: int) -> tuple[X25519PrivateKey, bytes]:
+        """This site's key that it announces in a step, for the next sum; made once, deleted when used."""
+        path = self.folder / "keys" / f"{p}.key"
+        if not path.is_file():
+            files.write_secret(path, X25519PrivateKey.generate().private_bytes_raw().hex())
+        key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii")))
+        return key, key.public_key().public_bytes_raw()
+
+    def _announced(self, p: int) -> int:
+        """The step whose files have the keys of a sum."""
+        return max(q for q in range(p) if self.track[q] is not Step.UPLOAD)
+
+    def _mask(self, part: Any, p: int) -> None:
+        """Give the part the masks of a sum."""
+        made = PairwiseMasking(self.me, f"{self.digest}/{JOB}", write=part.steps.write, what=self.track[p])
+        written = self._path(self.track[p], p, self.me).is_file()
+        made.prepare(None if written else self._key(self._announced(p))[0], self.history(p))
+        part.steps = made
+
+    def _public(self, p: int) -> dict[str, bytes]:
+        """The others' keys for the masks of a sum."""
+        letters = self._letters(self._announced(p))
+        return {name: each.key for name, each in letters.items() if name != self.me}
+
+    def _write_sum(self, p: int, vector: bytes) -> None:
+        self._write(self.track[p], p, Letter(0, self._key(p)[1], vector), self.members)
+        (self.folder / "keys" / f"{self._announced(p)}.key").unlink(missing_ok=True)
+
+    def _total(self, p: int) -> bytes:
+        """All members' masked summands, added up: the masks cancel."""
+        found = {name: each.vector for name, each in self._letters(p).items()}
+        for name, vector in found.items():
+            if len(vector) != len(found[self.me]):
+                raise RequestError(f"the summand of {name} in step {p} has another length than ours; call it")
+        rings = np.stack([np.frombuffer(each, "<u8") for each in found.values()]).astype(np.uint64)
+        return rings.sum(axis=0, dtype=np.uint64).astype("<u8").tobytes()
+
+    @contextlib.contextmanager
+    def _opened(self, counting: bool) -> Iterator[Any]:
+        """The site's part in the study (or in the counts), with the consent of its people."""
+        job = SiteJob(self.me, self.kit / "local", JOB, self.signed.text())
+        part = open_study(job, *job.own_file(), self._send, counting, self._scales())
+        try:
+            yield part
+        finally:
+            part.store.close()
+
+
+def check_method(agreement: Agreement) -> None:
+    """Refuse what needs somebody who sees all sites at once."""
+    method = agreement.config()
+    if method.privacy.budget is not None:
+        raise RequestError("a study with a privacy budget needs a network: leave dp_epsilon out")
+    if method.stop.patience is not None or method.stop.restore_best:
+        raise RequestError("a study that stops by validation scores needs a network: leave patience out")
+
+
+def accept_study(kit: Path, own: sitefile.SiteFile, data: Mapping[str, Any]) -> str:
+    """Keep the proposal of a study that came as a file; a sentence about what is to be done next."""
+    signed = SignedProposal.from_json(data.get("signed"))
+    proposal, authority, certificates = signed.proposal, keys.read_root(kit), data.get("certificates")
+    if proposal.agreement is None or authority is None or not isinstance(certificates, dict):
+        raise RequestError("the file proposes no study by courier; ask the operator for it again")
+    if own.site not in proposal.members:
+        raise RequestError(f"{own.site} is not among the members of the study {proposal.study!r}")
+    check_method(proposal.agreement.admitted(own.allow))
+    for name in proposal.members:
+        try:
+            owner, _ = keys.certificate_owner(str(certificates.get(name)).encode(), authority)
+        except ValueError as error:
+            raise RequestError(f"the file has no valid certificate of {name} ({error})") from error
+        if owner != name:
+            raise RequestError(f"the certificate that came as {name}'s is of {owner}")
+    try:
+        seen = Membership(kit).now
+        Consent(Path(own.store), own.journal(kit), own.policy, signed, authority, seen).given()
+        said = "approved; write the first file with `abps site courier out`"
+    except DeclineError as error:
+        if error.code is not DeclineCode.APPROVAL:
+            raise
+        said = "waits for approval: read it with `abps site proposals`, decide with `abps site approve`"
+    digest = proposal.digest()
+    where = Path(own.store) / FOLDER / f"{sitefile.safe_name(proposal.study)}-{digest[:16]}" / STUDY
+    if not where.is_file():
+        files.write_json(where, study_file(signed, certificates))
+    return f"the study {proposal.study!r}, proposal {digest[:16]}: {said}"
+
+
+def study_file(signed: SignedProposal, certificates: Mapping[str, str]) -> dict[str, Any]:
+    """A study as a file for all members: the signed proposal, and the members' certificates."""
+    return {"schema": SCHEMA, "signed": signed.to_json(), "certificates": dict(certificates)}
+
+
+def _site(kit: Path) -> sitefile.SiteFile:
+    given = read_kit(kit)
+    if given.role is not Role.SITE:
+        raise RequestError(f"{kit} is not the startup kit of a site")
+    return sitefile.find(given.name, given.local)
+
+
+def find(kit: Path, study: str | None = None) -> Courier:
+    """The study by courier at a site (of this name); of several proposals, the approved one."""
+    own = _site(kit)
+    known = [Courier(kit, path.parent) for path in sorted((Path(own.store) / FOLDER).glob(f"*/{STUDY}"))]
+    known = [each for each in known if study in (None, each.agreement.study)]
+    if len(known) > 1:
+        lines = own.journal(kit).lines()
+        held = [decision_on(lines, each.agreement.study, each.digest) for each in known]
+        known = [c for c, line in zip(known, held) if line and line.what == JournalEvent.APPROVED]
+    if len(known) != 1:
+        raise RequestError(
+            f"{own.site} has {len(known)} approved studies by courier; take the operator's file with `abps "
+            "site courier in`, approve it, or name one with --study"
+        )
+    return known[0]
+
+
+def bring(kit: Path, path: Path) -> tuple[str, Courier | None]:
+    """Take one file in: a sentence, and the study if it goes on. A wrong file raises and changes nothing."""
+    own, data = _site(kit), sealed.read_json(path)
+    try:
+        if data.get("schema") == SCHEMA:
+            return accept_study(kit, own, data), None
+        found = sealed.parse(path, data)
+        here = sorted((Path(own.store) / FOLDER).glob(f"*/{STUDY}"))
+        known = [each for each in (Courier(kit, p.parent) for p in here) if each.digest == found.proposal]
+        if not known:
+            raise RequestError("it is of a study, or a version of it, that was not proposed here by courier")
+        new = known[0].take(found, path.read_text(encoding="utf-8"))
+    except RequestError as error:
+        raise RequestError(f"{path.name} was not taken: {str(error).removeprefix(f'{path} ')}") from error
+    return f"{path.name}: {'taken' if new else 'nothing new in it for this site'}", known[0]

@@ -1,0 +1,203 @@
+"""A failure bundle: what an operator needs to help a site, and nothing of its data.
+
+Redacted by construction: it is made of numbers, times, versions, names of members and words of fixed lists
+(checks, steps, codes, kinds of log rows, places in our own source). No sentence of the site's log is copied:
+one may hold a path or a value of the table. The site reads the bundle, a named person releases it, which
+signs it and is recorded in the journal; the operator verifies the signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import platform
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import abps
+from abps import files
+from abps.core.errors import RequestError
+from abps.release import VERSION
+from abps.sites.consent import keys, sitefile
+from abps.sites.consent.journal import JournalEvent
+from abps.sites.consent.kit import Kit, Role, read_certificate, read_kit
+from abps.sites.consent.preflight import checks, days_left, read_clock
+from abps.sites.node.status import STEPS, read_status
+from abps.sites.protocol.commands import Command, DeclineCode
+from abps.sites.store.rows import canonical, digest
+from abps.sites.store.store import Store
+from abps.wire.admission import Reason
+
+SCHEMA = "abps.failure/1"
+
+#: What signatures of bundles are for.
+PURPOSE = "failure bundle"
+
+#: How many log rows, decline codes and errors a bundle has at most, and bytes of a process's log are read.
+MOST, MOST_BYTES = 30, 4_000_000
+
+#: A frame of our own code in a traceback; the name of an error, without its message; a command that failed.
+_FRAME = re.compile(r'File "[^"]*?(abps/[a-z_/]+\.py)", line (\d+)')
+_ERROR = re.compile(r"\b([A-Z]\w*)\b(?=:|\n|$)")
+_COMMAND = re.compile(r"internal error in ([a-z_]+)|\b([a-z_]+) was refused")
+
+
+def failure_bundle(kit: Path) -> dict[str, Any]:
+    """What went wrong at a site, as plain data that may leave it."""
+    given = read_kit(kit)
+    now = datetime.datetime.now(datetime.UTC)
+    clock, status = read_clock(given.local), read_status(given.local)
+    store = given.folder
+    with contextlib.suppress(RequestError):
+        store = Path(sitefile.find(given.name, given.local).store)
+    step = None
+    if status is not None:
+        known = status.step if status.step in {*Command, *STEPS} else "another"
+        step = {"round": status.round, "step": known, "since": status.since, "runs": status.alive}
+    return {
+        "schema": SCHEMA,
+        "site": given.name,
+        "at": now.isoformat(timespec="seconds"),
+        "versions": {
+            "abps": VERSION, "nvflare": _version("nvflare"), "numpy": _version("numpy"),
+            "python": platform.python_version(), "system": platform.system(),
+        },
+        "checks": {check.name: str(check.state) for check in _checks(given)},
+        "certificate_days": round(days_left(read_certificate(given.certificate), now)),
+        "disk_mb": shutil.disk_usage(next(p for p in (store, *store.parents) if p.exists())).free >> 20,
+        "memory_mb": psutil.virtual_memory().available >> 20,
+        "clock_seconds": None if clock is None else clock.seconds,
+        "last_step": step,
+        "declined": _declined(given),
+        "errors": list(_errors(given)),
+        "studies": list(_studies(store)),
+    }  # fmt: skip
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _checks(kit: Kit) -> Iterator[Any]:
+    with contextlib.suppress(RequestError, OSError):
+        yield from checks(kit)
+
+
+def _declined(kit: Kit) -> list[dict[str, str]]:
+    """The last decline codes that left."""
+    if kit.role is not Role.SITE:
+        return []
+    with contextlib.suppress(RequestError):
+        lines = sitefile.find(kit.name, kit.local).journal(kit.folder).lines()
+        sent = [line for line in lines if line.facts.get("code") in set(DeclineCode)]
+        return [{"at": line.at, "code": str(line.facts["code"])} for line in sent[-MOST:]]
+    return []
+
+
+def _errors(kit: Kit) -> Iterator[dict[str, Any]]:
+    """Errors in the logs of the site's processes: their names, commands, and where in our code they arose."""
+    names, source = _error_names(Exception), Path(abps.__file__).parents[1]
+    for path in sorted(kit.folder.rglob("log.json"), key=lambda p: p.stat().st_mtime)[-3:]:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - MOST_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+        found = [line for line in lines if "Traceback" in line or "was refused" in line]
+        for line in found[-MOST:]:
+            text = line.replace("\\n", "\n").replace('\\"', '"')
+            commands = [a or b for a, b in _COMMAND.findall(text) if (a or b) in set(Command)]
+            frames = [each for each in _FRAME.findall(text) if (source / each[0]).is_file()]
+            yield {
+                "command": commands[0] if commands else None,
+                "errors": [name for name in _ERROR.findall(text) if name in names][-2:],
+                "where": [f"{place}:{number}" for place, number in frames[-3:]],
+            }
+
+
+def _error_names(kind: type) -> set[str]:
+    """The names of Python's errors and of ours: no other word of a log is repeated."""
+    ours = kind.__module__ == "builtins" or kind.__module__.startswith("abps.")
+    below = {name for each in kind.__subclasses__() for name in _error_names(each)}
+    return below | ({kind.__name__} if ours else set())
+
+
+def _studies(folder: Path) -> Iterator[dict[str, Any]]:
+    """The last log rows of every study, without their words, and refusals by reason."""
+    for path in sorted(folder.glob("*.sqlite")):
+        with contextlib.suppress(RequestError), contextlib.closing(Store.look(path)) as store:
+            refused = Counter[str]()
+            for (_, reason), count in store.refusals().items():
+                refused[reason if reason in set(Reason) else "another"] += count
+            rows = [
+                {
+                    "at": e.at,
+                    "round": e.round,
+                    "peer": e.peer,
+                    "sent": e.sent,
+                    "kind": str(e.kind),
+                    "bytes": e.bytes,
+                }
+                for e in store.traffic()[-MOST:]
+            ]
+            facts = {"agreement": store.facts()["agreement"], "round": store.round}
+            yield {**facts, "refused": dict(refused), "log": rows}
+            continue
+        yield {"agreement": None, "round": None, "refused": {}, "log": [], "damaged": True}
+
+
+def release_bundle(kit: Path, path: Path, by: str) -> dict[str, Any]:
+    """Sign a bundle that somebody has read, and record the release; the signed bundle replaces the file."""
+    bundle, given = _read(path), read_kit(kit)
+    if bundle["site"] != given.name:
+        raise RequestError(
+            f"{path} is of {bundle['site']}, not of {given.name}; write it with `abps site explain`"
+        )
+    if not by.strip():
+        raise RequestError("a release needs the name of the person who decides it: --by NAME")
+    journal = sitefile.find(given.name, given.local).journal(given.folder)
+    if journal.signer is None:
+        raise RequestError(f"{kit} has no key to sign with; take the kit as it was made")
+    plain = {name: value for name, value in bundle.items() if name not in ("certificate", "signature")}
+    data = canonical(plain)
+    journal.write(JournalEvent.RELEASED, bundle=digest(data).hex(), by=by.strip(), bytes=len(data))
+    signature = journal.signer.sign(PURPOSE, data).hex()
+    signed = {**plain, "certificate": journal.signer.certificate.decode(), "signature": signature}
+    files.write_json(path, signed)
+    return signed
+
+
+def read_bundle(path: Path, authority: bytes) -> dict[str, Any]:
+    """A released bundle whose signature is its site's, without certificate and signature."""
+    bundle = _read(path)
+    certificate, signature = (str(bundle.pop(name, "")) for name in ("certificate", "signature"))
+    try:
+        owner, _ = keys.certificate_owner(certificate.encode(), authority)
+        if owner != bundle["site"] or not keys.signed_by(
+            certificate.encode(), PURPOSE, canonical(bundle), bytes.fromhex(signature)
+        ):
+            raise ValueError("it was changed after it was signed, or another site signed it")
+    except ValueError as error:
+        raise RequestError(f"{path} was not released by {bundle['site']}: {error}") from error
+    return bundle
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        bundle = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(bundle, Mapping) or bundle.get("schema") != SCHEMA:
+            raise ValueError("another schema")
+        return {**bundle, "site": str(bundle["site"])}
+    except (OSError, ValueError, KeyError) as error:
+        raise RequestError(
+            f"{path} is no failure bundle ({error}); write it with `abps site explain`"
+        ) from error
