@@ -417,7 +417,7 @@ def test_the_guide_runs_as_printed(tmp_path, monkeypatch, capsys):
     """Its commands in order; those of north at every hospital, the fifth part until the study is over."""
     pytest.importorskip("nvflare")
     monkeypatch.chdir(tmp_path)
-    frame, _ = builtin_table("icu-synthetic:centers=3,stays=900,groups=3")
+    frame, _ = builtin_table("icu-synthetic:centers=3,stays=1800,groups=3")
     names = ("north", "south", "east")
     for name, part in zip(names, frame.partition_by("center")):
         part.drop("center", "careunit").write_parquet(f"{name}.parquet")
