@@ -27,7 +27,7 @@ from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.courier import sealed, study
-from abps.sites.courier.sealed import CourierFile, Letter, Step
+from abps.sites.courier.sealed import CourierFile, CourierStep, Letter
 from abps.sites.courier.study import Courier, bring
 from abps.sites.flare.authority import Authority
 from abps.sites.node import measuring
@@ -266,7 +266,7 @@ def test_wrong_files_change_nothing(running, four, network_kits, tmp_path):
     letter = {n: v[:200] + ("A" if v[200] != "A" else "B") + v[201:] for n, v in text["letters"].items()}
     honest = read_signer(running.kit(sender))
     ahead = running.courier(sender)
-    envelope = CourierFile(ahead.digest, Step.SUM, 2, sender, ahead.history(1), {})
+    envelope = CourierFile(ahead.digest, CourierStep.SUM, 2, sender, ahead.history(1), {})
     early = sealed.make(envelope, {me: (read_signer(kit).certificate, Letter())}, honest)
     other_past = replace(early, number=1, before="00" * 32)
     other_past = sealed.make(other_past, {me: (read_signer(kit).certificate, Letter())}, honest)
@@ -274,6 +274,7 @@ def test_wrong_files_change_nothing(running, four, network_kits, tmp_path):
         "cut short": (good.read_text()[:-300], "cut short"),
         "no JSON": ("\x00\x01", "no courier file"),
         "a list": ("[1]", "no courier file"),
+        "deep": ("[" * 100_000, "no courier file"),
         "NaN": (changed(letters={me: float("nan")}), "no courier file"),
         "a surrogate": (changed(before="\ud800"), "no courier file"),
         "another step": (changed(step="dance"), "no courier file"),
@@ -303,7 +304,7 @@ def test_wrong_files_change_nothing(running, four, network_kits, tmp_path):
     after = snapshot(running.folder / "sites")
     assert "nothing new" in bring(kit, good)[0] and snapshot(running.folder / "sites") == after
     twice = tmp_path / "twice.abps"
-    envelope = CourierFile(ahead.digest, Step.SUM, 1, sender, ahead.history(1), {})
+    envelope = CourierFile(ahead.digest, CourierStep.SUM, 1, sender, ahead.history(1), {})
     twice.write_text(sealed.make(envelope, {me: (read_signer(kit).certificate, Letter())}, honest).text())
     with pytest.raises(RequestError, match="two different files of step 1"):
         bring(kit, twice)
@@ -319,7 +320,7 @@ def test_a_replayed_file_of_another_member_s_step_is_over(running, four, tmp_pat
     running.run()
     me, sender = four.names[:2]
     courier = running.courier(me)
-    kept = courier._path(Step.SUM, 1, sender)
+    kept = courier._path(CourierStep.SUM, 1, sender)
     kept.rename(tmp_path / kept.name)
     with pytest.raises(RequestError, match=r"step 1 .* is over"):
         bring(running.kit(me), tmp_path / kept.name)
@@ -451,4 +452,4 @@ def test_the_guide_runs_as_printed(tmp_path, monkeypatch, capsys):
             said = [call(line) for line in trip.replace("north", name).splitlines()]
             over |= {name} if "the study is over" in said[1] else set()
     for name in names:
-        assert "card" in call(export.replace("north", name))
+        assert f"model: {name}-export/model/{name}" in call(export.replace("north", name))

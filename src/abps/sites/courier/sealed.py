@@ -26,6 +26,7 @@ from abps.privacy.secure_sum import Group, SumError, pair_mask
 from abps.sites.consent import keys
 from abps.sites.consent.keys import Signer, seal, unseal
 from abps.sites.consent.kit import RevocationList
+from abps.sites.protocol import commands
 from abps.sites.protocol.masking import Floats, Masking
 from abps.sites.store.rows import EntryKind, canonical
 
@@ -38,7 +39,7 @@ PURPOSE = "courier"
 MOST_BYTES = 256_000_000
 
 
-class Step(StrEnum):
+class CourierStep(StrEnum):
     """What a file is about."""
 
     HELLO = "hello"
@@ -71,7 +72,7 @@ class CourierFile:
     """
 
     proposal: str
-    step: Step
+    step: CourierStep
     number: int
     sender: str
     before: str
@@ -113,10 +114,9 @@ class CourierFile:
             data = json.loads(unseal(signer, base64.b64decode(self.letters[reader], validate=True)))
             if data["envelope"] != self.envelope:
                 raise RequestError("it holds a letter of another file; do not trust who signed it")
+            rows = commands.whole(data["rows"], 0, commands.MOST_ROWS)
             messages = tuple((str(kind), base64.b64decode(each)) for kind, each in data["messages"])
-            return Letter(
-                int(data["rows"]), bytes.fromhex(data["key"]), base64.b64decode(data["vector"]), messages
-            )
+            return Letter(rows, bytes.fromhex(data["key"]), base64.b64decode(data["vector"]), messages)
         except (ValueError, KeyError, TypeError) as error:
             raise RequestError(f"its letter to this site cannot be read ({error})") from error
 
@@ -145,7 +145,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(f"{path} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is no courier file, or was cut short ({error}); copy it again") from error
     if not isinstance(data, dict):
         raise RequestError(f"{path} is no courier file")
@@ -158,7 +158,7 @@ def parse(path: Path, data: Mapping[str, Any]) -> CourierFile:
     try:
         if set(data) != {"schema", *names} or data["schema"] != SCHEMA:
             raise ValueError("another schema")
-        found = CourierFile(**{**{name: data[name] for name in names}, "step": Step(data["step"])})
+        found = CourierFile(**{**{name: data[name] for name in names}, "step": CourierStep(data["step"])})
         texts = [found.proposal, found.sender, found.before, found.certificate, found.signature]
         texts += found.letters.values()
         whole = type(found.number) is int and 0 <= found.number < 10_000

@@ -33,7 +33,7 @@ from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.kit import Membership, Role, read_kit
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.courier import sealed
-from abps.sites.courier.sealed import CourierFile, Letter, PairwiseMasking, Step
+from abps.sites.courier.sealed import CourierFile, CourierStep, Letter, PairwiseMasking
 from abps.sites.flare.opening import SiteJob, open_study
 from abps.sites.node import measuring
 from abps.sites.node.site import Site
@@ -73,9 +73,13 @@ class Courier:
         self.members = sorted(self.signed.proposal.members)
         self.others = [name for name in self.members if name != self.me]
         self.digest = self.signed.proposal.digest()
-        counts = [Step.COUNT] * (PASSES if agreement.uncounted else 0)
+        counts = [CourierStep.COUNT] * (PASSES if agreement.uncounted else 0)
         masked = [method.privacy.secure and method.sums_only(t + 1) for t in range(agreement.rounds)]
-        self.track = [Step.HELLO, *counts, *(Step.SUM if each else Step.UPLOAD for each in masked)]
+        self.track = [
+            CourierStep.HELLO,
+            *counts,
+            *(CourierStep.SUM if each else CourierStep.UPLOAD for each in masked),
+        ]
         self.first = 1 + len(counts)  # of the exchanges, in the track
         self._post: dict[str, list[tuple[str, bytes]]] = {}  # for the next file, by reader
 
@@ -98,13 +102,13 @@ class Courier:
         with contextlib.closing(Store.look(path)) as store:
             return self.first + store.round
 
-    def wanted(self) -> list[tuple[Step, int, str]]:
+    def wanted(self) -> list[tuple[CourierStep, int, str]]:
         """The files that this site needs before it can go on, whether they are here or not."""
         p = self.place()
         if self.over or p == len(self.track):
             return []
-        if self.track[p] is Step.UPLOAD and self._coordinator(p) != self.me:
-            return [(Step.RESULT, p, self._coordinator(p))]
+        if self.track[p] is CourierStep.UPLOAD and self._coordinator(p) != self.me:
+            return [(CourierStep.RESULT, p, self._coordinator(p))]
         return [(self.track[p], p, name) for name in self.others]
 
     def missing(self) -> list[str]:
@@ -114,7 +118,7 @@ class Courier:
     def due(self) -> list[Path]:
         """The files of this site that others may still need: of this step and of the one before."""
         p = self.place()
-        found = [self._path(step, q, self.me) for q in (p - 1, p) for step in Step]
+        found = [self._path(step, q, self.me) for q in (p - 1, p) for step in CourierStep]
         return [path for path in found if path.is_file()]
 
     def history(self, p: int) -> str:
@@ -122,8 +126,8 @@ class Courier:
         if not p:
             return ""
         step, names = self.track[p - 1], self.members
-        if step is Step.UPLOAD:
-            step, names = Step.RESULT, [self._coordinator(p - 1)]
+        if step is CourierStep.UPLOAD:
+            step, names = CourierStep.RESULT, [self._coordinator(p - 1)]
         paths = [self._path(step, p - 1, name) for name in names]
         if not all(path.is_file() for path in paths):
             raise RequestError(
@@ -145,14 +149,14 @@ class Courier:
 
     # Files
 
-    def _path(self, step: Step, p: int, sender: str) -> Path:
+    def _path(self, step: CourierStep, p: int, sender: str) -> Path:
         study, name = (sitefile.safe_name(each) for each in (self.agreement.study, sender))
         return self.folder / ("out" if sender == self.me else "in") / f"{study}-{p:03}-{step}-{name}.abps"
 
     def _all(self, p: int) -> bool:
         return all(self._path(self.track[p], p, name).is_file() for name in self.members)
 
-    def _read(self, step: Step, p: int, sender: str) -> CourierFile:
+    def _read(self, step: CourierStep, p: int, sender: str) -> CourierFile:
         path = self._path(step, p, sender)
         return sealed.parse(path, sealed.read_json(path))
 
@@ -191,7 +195,7 @@ class Courier:
         files.write_text(kept, text)
         return True
 
-    def _write(self, step: Step, p: int, letter: Letter, readers: Sequence[str] = ()) -> None:
+    def _write(self, step: CourierStep, p: int, letter: Letter, readers: Sequence[str] = ()) -> None:
         """Write a file of this site, once: to these readers, and what waits for others."""
         post, self._post = self._post, {}
         path = self._path(step, p, self.me)
@@ -207,8 +211,8 @@ class Courier:
     def _certificate(self, name: str) -> bytes:
         if name == self.me:
             return self.signer.certificate
-        known = self._path(Step.HELLO, 0, name).is_file()
-        text = self._read(Step.HELLO, 0, name).certificate if known else self._certificates[name]
+        known = self._path(CourierStep.HELLO, 0, name).is_file()
+        text = self._read(CourierStep.HELLO, 0, name).certificate if known else self._certificates[name]
         return text.encode()
 
     def _send(self, peer: str, kind: EntryKind, data: bytes) -> bytes:
@@ -250,16 +254,16 @@ class Courier:
         return round == self.agreement.rounds or bool(round and context.method.finished(context.state))
 
     def _hello(self, rows: int, log: Any) -> None:
-        if not self._path(Step.HELLO, 0, self.me).is_file():
+        if not self._path(CourierStep.HELLO, 0, self.me).is_file():
             log(EntryKind.REPORT, 40, "our training rows, and a key for masks", 0)
-            self._write(Step.HELLO, 0, Letter(rows, self._key(0)[1]), self.members)
+            self._write(CourierStep.HELLO, 0, Letter(rows, self._key(0)[1]), self.members)
 
     def _count(self, part: measuring.ScaleCounting) -> None:
         """The counts for common scales, from the first one again: their totals are in the files."""
         for p in range(1, self.first):
             self._mask(part, p)
             part.sum_keys(p, self.members)
-            if not self._path(Step.COUNT, p, self.me).is_file():
+            if not self._path(CourierStep.COUNT, p, self.me).is_file():
                 self._write_sum(p, part.sum_masked(p, self._public(p)))
             if not self._all(p):
                 return
@@ -272,9 +276,9 @@ class Courier:
         exchanges, t, step, first = site.exchanges, p - self.first + 1, self.track[p], self._coordinator(p)
         written = self._path(step, p, self.me).is_file()
         site.begin(t, self.members)
-        if (step is Step.SUM or first == self.me or not written) and not exchanges.contribute(t):
+        if (step is CourierStep.SUM or first == self.me or not written) and not exchanges.contribute(t):
             raise RequestError(f"this site has nothing to upload in exchange {t}, and the others wait for it")
-        if step is Step.SUM:
+        if step is CourierStep.SUM:
             self._mask(site.sums, p)
             site.sums.keys(t, self.members)
             if not written:
@@ -287,13 +291,13 @@ class Courier:
         for each in came:
             for kind, data in self._read(*each).open(self.me, self.signer).messages:
                 site.receive(each[2], kind, data)
-        if step is Step.SUM:
+        if step is CourierStep.SUM:
             site.sums.present(t, self.members)
             site.sums.open(t, self.members, {})
             exchanges.take_total(t, self._total(p))
         elif first == self.me:
             exchanges.coordinate(t)
-            self._write(Step.RESULT, p, Letter())
+            self._write(CourierStep.RESULT, p, Letter())
         if t not in exchanges.applied:
             for each in came:
                 self._path(*each).unlink()
@@ -314,7 +318,7 @@ class Courier:
 
     def _announced(self, p: int) -> int:
         """The step whose files have the keys of a sum."""
-        return max(q for q in range(p) if self.track[q] is not Step.UPLOAD)
+        return max(q for q in range(p) if self.track[q] is not CourierStep.UPLOAD)
 
     def _mask(self, part: Any, p: int) -> None:
         """Give the part the masks of a sum."""

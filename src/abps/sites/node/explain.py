@@ -124,7 +124,7 @@ def _errors(kit: Kit) -> Iterator[dict[str, Any]]:
             }
 
 
-def _error_names(kind: type) -> set[str]:
+def _error_names(kind: type[BaseException]) -> set[str]:
     """The names of Python's errors and of ours: no other word of a log is repeated."""
     ours = kind.__module__ == "builtins" or kind.__module__.startswith("abps.")
     below = {name for each in kind.__subclasses__() for name in _error_names(each)}
@@ -135,7 +135,7 @@ def _studies(folder: Path) -> Iterator[dict[str, Any]]:
     """The last log rows of every study, without their words, and refusals by reason."""
     for path in sorted(folder.glob("*.sqlite")):
         with contextlib.suppress(RequestError), contextlib.closing(Store.look(path)) as store:
-            refused = Counter[str]()
+            refused: Counter[str] = Counter()
             for (_, reason), count in store.refusals().items():
                 refused[reason if reason in set(Reason) else "another"] += count
             rows = [
