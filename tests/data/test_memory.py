@@ -126,6 +126,9 @@ GOOD = np.random.default_rng(0).normal(size=(200, 2))
             "'s': the column 'age' is not in every",
         ),
         ({"n": frame()}, {"label": "died", "center": "hospital"}, "leave center out"),
+        (frame()["age"], {"label": "died", "center": "hospital"}, "is no table"),
+        (pd.Series([1.0, 2.0]), {"label": "died", "center": "hospital"}, "is no table"),
+        (frame(), {"label": "died", "center": "hospital", "patiant": "age"}, "did you mean 'patient'"),
         (frame().head(0), {"label": "died", "center": "hospital"}, "has no rows"),
     ],
 )

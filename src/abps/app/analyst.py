@@ -89,10 +89,15 @@ async def create(request: Request) -> Response:
 
 async def columns(request: Request) -> Response:
     """Which column is what."""
-    study = _study(request)
+    return _columns(request, _study(request))
+
+
+def _columns(request: Request, study: AppStudy, sentence: str = "") -> Response:
+    """sentence: what is wrong with the columns that were chosen."""
     return page(
-        request, "columns.html", study=study, choices=study.choices, preview=study.read("preview.json"),
-        roles=ROLES, sentence="",
+        request, "columns.html", 422 if sentence else 200, study=study, choices=study.choices,
+        preview=study.read("preview.json"), roles=ROLES, outcomes=studies.OUTCOMES, sentence=sentence,
+        command=command_words(study.check_command()),
     )  # fmt: skip
 
 
@@ -103,8 +108,14 @@ async def choose_columns(request: Request) -> Response:
     chosen = {role: str(form.get(role, "")) for role in ROLES}
     drop, keep = (tuple(str(c) for c in form.getlist(name) if c in known) for name in LISTS)
     named = {role: column for role, column in chosen.items() if column in known}
-    positive = str(form.get("positive", ""))
-    study.choose(studies.replace(study.choices, columns=named, positive=positive, drop=drop, keep=keep))
+    positive, outcome = (str(form.get(name, "")) for name in studies.TEXTS)
+    if outcome not in studies.OUTCOMES:
+        raise RequestError(f"outcome {outcome}: choose binary, survival, classes or continuous")
+    study.choose(
+        studies.replace(
+            study.choices, columns=named, positive=positive, outcome=outcome, drop=drop, keep=keep
+        )
+    )
     return await _checked(request, study)
 
 
@@ -123,10 +134,7 @@ async def _checked(request: Request, study: AppStudy) -> Response:
     found = await to_thread.run_sync(lambda: run_now([*study.check_command(), "--json"], study.folder))
     if found.returncode:
         sentence = last_sentence(found.stderr).replace(study.choices.file, study.choices.title)
-        return page(
-            request, "columns.html", 422, study=study, choices=study.choices,
-            preview=study.read("preview.json"), roles=ROLES, sentence=sentence,
-        )  # fmt: skip
+        return _columns(request, study, sentence)
     files.write_text(study.folder / "check.json", found.stdout)
     return go(f"/studies/{study.name}/check")
 
@@ -141,6 +149,7 @@ async def check(request: Request) -> Response:
         request, "check.html", study=study, choices=study.choices, check=found, fixes=studies.fixes(found),
         command=command_words(study.check_command()), minutes={d: study.minutes(d) for d in DEPTHS},
         commands={d: command_words(study.compare_command(d)) for d in DEPTHS},
+        files={d: study.study_file(d) for d in DEPTHS},
     )  # fmt: skip
 
 
@@ -175,15 +184,12 @@ async def stop(request: Request) -> Response:
 
 
 def progress_of(job: Job) -> dict[str, Any]:
-    """Where a job stands: state, its latest line, and how many of its runs are done."""
-    counts = re.findall(r"(\d+) of (\d+) runs", job.log)
-    done, total = map(int, counts[-1]) if counts else (0, 0)
-    return {
-        "state": job.state,
-        "line": last_sentence(job.log) if job.log else "",
-        "done": done,
-        "total": total,
-    }
+    """Where a job stands: state, how many of its runs are done with the time left, and why it failed."""
+    state, said = job.state, job.log
+    line, done, total = (re.findall(r"^((\d+) of (\d+) runs.*)$", said, re.MULTILINE) or [("", 0, 0)])[-1]
+    if state is JobState.FAILED:
+        line = last_sentence(said)
+    return {"state": state, "line": line, "done": int(done), "total": int(total)}
 
 
 async def run(request: Request) -> Response:

@@ -1,13 +1,15 @@
 """A hospital's console: what was proposed, what would leave, decisions, where studies stand, the signed log.
 
-Every page is a command of ``abps site`` on the hospital's kit; the same rules hold here and there.
+Every page calls what a command of ``abps site`` calls, on the hospital's kit, and shows the command. Where
+the table is read, the command itself runs as a process, so that no table stays in the server's memory.
 """
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import datetime
 import json
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,108 +22,179 @@ from starlette.routing import BaseRoute, Route
 from abps.app.jobs import command_words, last_sentence, run_now
 from abps.app.pages import WORDS, checked_form, go, page
 from abps.core.errors import RequestError
+from abps.sites.consent import approval, preflight, sitefile
+from abps.sites.consent.journal import JournalEvent
+from abps.sites.consent.keys import read_signer
+from abps.sites.consent.kit import read_certificate, read_kit
+from abps.sites.consent.preflight import Check
+from abps.sites.consent.sitefile import SiteFile
+from abps.sites.node import status as account
+from abps.sites.store import audit
+from abps.sites.store.store import Store
 
 #: Lines of the log on a page, and values of a preview.
 SHOWN = 300
 
 #: What a hospital can decide about a study.
-DECISIONS = ("approve", "refuse", "withdraw")
+DECISIONS = {
+    "approve": JournalEvent.APPROVED, "refuse": JournalEvent.REFUSED, "withdraw": JournalEvent.WITHDRAWN,
+}  # fmt: skip
+
+#: Seconds in one step after which a job counts as stuck, as ``abps site check`` has it.
+STUCK = 300.0
 
 
-async def _site(request: Request, *words: str) -> Any:
-    """What a command of ``abps site`` says as JSON, good or bad; its refusal becomes the page's sentence."""
+def _kit(request: Request) -> Path:
     kit: Path = request.app.state.kit
-    arguments = ["site", words[0], str(kit), *words[1:], "--json"]
-    found = await to_thread.run_sync(lambda: run_now(arguments, kit.parent))
+    return kit
+
+
+def _own(request: Request) -> SiteFile:
+    kit = _kit(request)
+    return sitefile.read((kit / "local" if (kit / "local").is_dir() else kit) / sitefile.FILE)
+
+
+def _command(request: Request, name: str, *words: str) -> str:
+    return command_words(["site", name, str(_kit(request)), *words])
+
+
+def _run(request: Request, name: str, *words: str) -> Any:
+    """What a command says as JSON, good or bad; its refusal becomes the page's sentence."""
+    found = run_now(["site", name, str(_kit(request)), *words, "--json"], _kit(request).parent)
     if not found.stdout.strip():
         raise RequestError(last_sentence(found.stderr))
     return json.loads(found.stdout.strip().splitlines()[-1])
 
 
-async def _proposals(request: Request) -> list[dict[str, Any]]:
-    """All proposals, the latest first, each with its study and its decision in words."""
-    found: list[dict[str, Any]] = await _site(request, "proposals")
-    for each in found:
-        made = each["decision"]
-        each["study"] = each["terms"]["study"]
-        each["decision"] = made and ", ".join(
-            made[name] for name in ("what", "by", "at", "reason") if made[name]
-        )
-    return found[::-1]
+@contextlib.contextmanager
+def _store(request: Request) -> Iterator[Store]:
+    store = Store.look(_own(request).store_of(request.path_params["study"]))
+    try:
+        yield store
+    finally:
+        store.close()
 
 
-async def overview(request: Request) -> Response:
-    """What was proposed, and whether everything is ready."""
-    found = await _proposals(request)
-    return page(request, "console.html", proposals=found, name=request.app.state.kit.name)
+def _proposals(request: Request) -> list[dict[str, Any]]:
+    """All proposals, the latest first, each with its study, its decision in words and who has approved it."""
+    own = _own(request)
+    journal = own.journal(_kit(request))
+    found = []
+    for record in reversed(approval.proposals(Path(own.store), journal)):
+        each, study, digest = record.to_json(), record.proposal.study, record.proposal.digest()
+        made, people = each["decision"], own.policy.people
+        given = len(approval.approvers(journal.lines(), study, digest))
+        each["study"] = study
+        each["decision"] = made and ", ".join(made[k] for k in ("what", "by", "at", "reason") if made[k])
+        if made and made["what"] == JournalEvent.APPROVED and 0 < given < people:
+            each["decision"] += "; " + WORDS["console"]["people"].format(given=given, people=people)
+        found.append(each)
+    return found
 
 
-async def ready(request: Request) -> Response:
+def _now(request: Request) -> list[Check]:
+    """The days of the certificate, and what a job here is doing; nothing where there is no kit."""
+    with contextlib.suppress(RequestError):
+        kit, now = read_kit(_kit(request)), datetime.datetime.now(datetime.UTC)
+        certificate = read_certificate(kit.certificate)
+        days = preflight.of_certificate("certificate", certificate, now, preflight.RENEW_KEY)
+        return [days, *account.diagnose(kit, STUCK)]
+    return []
+
+
+def overview(request: Request) -> Response:
+    """What was proposed, whether the certificate is good, and what runs."""
+    return page(
+        request, "console.html", proposals=_proposals(request), name=_own(request).site, now=_now(request),
+        command=_command(request, "proposals"),
+    )  # fmt: skip
+
+
+def ready(request: Request) -> Response:
     """The checks of this kit: certificate days, clock, disk, versions, table."""
-    found = await _site(request, "check")
-    return page(request, "console_rows.html", title=WORDS["console"]["ready"], rows=found["checks"], note="")
+    return page(
+        request, "console_rows.html", title=WORDS["console"]["ready"], rows=_run(request, "check")["checks"],
+        study="", note="", command=_command(request, "check"),
+    )  # fmt: skip
 
 
-async def proposal(request: Request) -> Response:
+def proposal(request: Request) -> Response:
     """One proposal with everything that was agreed."""
     digest = request.path_params["digest"]
-    found = next((p for p in await _proposals(request) if p["proposal"].startswith(digest)), None)
+    found = next((p for p in _proposals(request) if p["proposal"].startswith(digest)), None)
     if found is None:
         raise HTTPException(404, WORDS["error"]["absent"])
-    command = command_words(
-        ["site", "approve", str(request.app.state.kit), found["study"], "--proposal", digest]
-    )
-    found["terms"] = {name: _plain(value) for name, value in found["terms"].items()}
-    return page(request, "proposal.html", proposal=found, digest=digest, decisions=DECISIONS, command=command)
+    found["terms"] = {name: plain(value) for name, value in found["terms"].items()}
+    return page(
+        request, "proposal.html", proposal=found, study=found["study"], digest=digest, decisions=DECISIONS,
+        command=_command(request, "approve", found["study"], "--proposal", digest, "--by", "YOUR NAME"),
+    )  # fmt: skip
 
 
-async def preview(request: Request) -> Response:
+def preview(request: Request) -> Response:
     """Every value that would leave, computed from the hospital's own table."""
     study = request.path_params["study"]
-    found = await _site(request, "preview", study)
-    note = f"{len(found):,} values; {WORDS['console']['leaves_lead']}"
-    return page(request, "console_rows.html", title=WORDS["console"]["leaves"], rows=found[:SHOWN], note=note)
+    found = _run(request, "preview", study)
+    small = sum(bool(value["small"]) for value in found)
+    words = WORDS["console"]["leaves_lead"].format(values=f"{len(found):,}", small=small)
+    return page(
+        request, "console_rows.html", title=WORDS["console"]["leaves"], study=study, note=words,
+        rows=sorted(found, key=lambda value: not value["small"])[:SHOWN],
+        command=_command(request, "preview", study, "--out", "leaving.csv"),
+    )  # fmt: skip
 
 
 async def decide(request: Request) -> Response:
     """Approve, refuse or withdraw, with a name."""
     form = await checked_form(request)
-    verdict, study, digest = (str(form.get(name, "")) for name in ("decision", "study", "digest"))
+    verdict, study, digest, by, reason = (
+        str(form.get(name, "")) for name in ("decision", "study", "digest", "by", "reason")
+    )
     if verdict not in DECISIONS:
         raise RequestError(f"{verdict}: choose approve, refuse or withdraw")
-    words = [verdict, study, "--by", str(form.get("by", ""))]
-    if str(form.get("reason", "")).strip():
-        words += ["--reason", str(form.get("reason"))]
-    await _site(request, *words, *([] if verdict == "withdraw" else ["--proposal", digest]))
+
+    def decided() -> None:
+        own, read = _own(request), None if verdict == "withdraw" else digest
+        journal = own.journal(_kit(request))
+        approval.decide(Path(own.store), journal, study, DECISIONS[verdict], by, read, reason)
+
+    await to_thread.run_sync(decided)
     return go(f"/proposals/{digest}")
 
 
-async def status(request: Request) -> Response:
-    """Where a study stands at this site: partners, bytes, privacy."""
-    found = await _site(request, "status", "--study", request.path_params["study"])
-    rows = [{"what": name, "value": _plain(value)} for name, value in found.items()]
-    return page(request, "console_rows.html", title=WORDS["console"]["status"], rows=rows, note="")
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{k}: {_plain(v)}" for k, v in value.items())
-    return ", ".join(map(_plain, value)) if isinstance(value, list) else str(value)
-
-
-async def log(request: Request) -> Response:
-    """The signed log of a study: verified, and searched."""
-    study, wanted = request.path_params["study"], request.query_params.get("search", "").casefold()
-    verified = await _site(request, "verify", "--study", study)
-    with tempfile.TemporaryDirectory() as folder:
-        await _site(request, "export", "--study", study, "--out", f"{folder}/export")
-        with Path(folder, "export", "audit.csv").open(encoding="utf-8", newline="") as stream:
-            rows = [
-                row for row in csv.DictReader(stream) if wanted in " ".join(map(str, row.values())).casefold()
-            ]
+def status(request: Request) -> Response:
+    """Where a study stands at this site: rounds, partners and weights, bytes, privacy."""
+    with _store(request) as store:
+        found = account.summary(store)
+    study = request.path_params["study"]
     return page(
-        request, "console_log.html", study=study, rows=rows[-SHOWN:], found=len(rows), search=wanted,
-        verified=_plain(verified),
+        request, "console_status.html", study=study, found=found, now=_now(request)[1:],
+        command=_command(request, "status", "--study", study),
+    )  # fmt: skip
+
+
+def plain(value: Any) -> str:
+    """Plain data in one line."""
+    if isinstance(value, dict):
+        return "; ".join(f"{k}: {plain(v)}" for k, v in value.items()) or "–"
+    if isinstance(value, list):
+        return ", ".join(map(plain, value)) or "–"
+    return "–" if value is None else str(value)
+
+
+def log(request: Request) -> Response:
+    """The signed log of a study: verified, and searched."""
+    study, wanted = request.path_params["study"], request.query_params.get("search", "")
+    journal = _own(request).journal(_kit(request))
+    with _store(request) as store:
+        entries = store.traffic()
+        checked = audit.verify(store, read_signer(_kit(request)))
+        faults = [*checked.faults, *approval.journal_faults(store, journal)]
+    rows = [line for line in map(account.sentence, entries) if wanted.casefold() in line.casefold()]
+    return page(
+        request, "console_log.html", study=study, lines=rows[: -SHOWN - 1 : -1], found=len(rows),
+        search=wanted, checked=checked, decisions=len(journal.lines()), faults=faults,
+        command=_command(request, "verify", "--study", study),
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -113,11 +112,11 @@ class Job:
 
     @property
     def log(self) -> str:
-        """The end of what the command said."""
+        """The end of what the command said, the last time that it ran."""
         try:
             with self.file("log").open("rb") as stream:
                 stream.seek(max(0, self.file("log").stat().st_size - 20_000))
-                return stream.read().decode(errors="replace")
+                return stream.read().decode(errors="replace").rpartition("$ abps ")[2].partition("\n")[2]
         except FileNotFoundError:
             return ""
 
@@ -139,9 +138,7 @@ def main(folder: Path, name: str) -> None:
         log.write(f"$ {command_words(job.arguments)}\n")
         log.flush()
         words = [sys.executable, "-m", "abps", *job.arguments]
-        began = time.monotonic()
         code = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode
-        log.write(f"ended with code {code} after {time.monotonic() - began:.0f} s\n")
     if not job.file("exit").exists():
         files.write_text(job.file("exit"), str(code))
 

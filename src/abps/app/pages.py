@@ -63,15 +63,17 @@ def make_app(session: BrowserSession, title: str, routes: list[BaseRoute], **sta
         return Response(style, media_type="text/css")
 
     async def refused(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 422
-        sentence = error.detail if isinstance(error, HTTPException) else str(error)
-        return page(request, "error.html", status, sentence=sentence)
+        if isinstance(error, HTTPException):
+            return page(request, "error.html", error.status_code, sentence=error.detail)
+        wrong = isinstance(error, RequestError)
+        sentence = str(error) if wrong else WORDS["error"]["internal"]
+        return page(request, "error.html", 422 if wrong else 500, sentence=sentence)
 
     static = StaticFiles(packages=[("abps.app", "static")])
     app = Starlette(
         routes=[*routes, Route("/page.css", page_style), Mount("/static", static)],
         middleware=[Middleware(Guard, session=session)],
-        exception_handlers={HTTPException: refused, RequestError: refused},
+        exception_handlers={HTTPException: refused, RequestError: refused, Exception: refused},
     )
     app.state.session, app.state.title = session, title
     for name, value in state.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Mapping
@@ -17,13 +18,21 @@ import msgspec
 from abps import files
 from abps.app.jobs import Job, command_words
 from abps.core.errors import RequestError
+from abps.study.study_file import as_toml
 
 #: Files that can be read as tables.
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx", ".xls")
 
-#: Roles that one column takes, and options that take several columns.
+#: Roles that one column takes, options that take several columns, and options that are words.
 ROLES = ("label", "center", "patient", "time", "duration", "group")
 LISTS = ("drop", "keep")
+TEXTS = ("positive", "outcome")
+
+#: What an outcome can be; empty: recognised.
+OUTCOMES = ("", "binary", "survival", "classes", "continuous")
+
+#: Corrections that the check's sentences name.
+OFFERS = ("patient", "time", "keep", "drop")
 
 METHODS = "local-best,fedavg,abps-plus"
 DEPTHS = {"quick": "11", "thorough": "11,22,33"}
@@ -44,6 +53,7 @@ class Choices:
     drop: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     positive: str = ""
+    outcome: str = ""
 
     def fixed(self, option: str, column: str) -> Choices:
         """With one correction that the check offered."""
@@ -63,7 +73,9 @@ class Choices:
         for name in LISTS:
             if getattr(self, name):
                 words += [f"--{name}", ",".join(getattr(self, name))]
-        return words + (["--positive", self.positive] if self.positive else [])
+        return words + [
+            w for name in TEXTS if getattr(self, name) for w in (f"--{name}", getattr(self, name))
+        ]
 
 
 @dataclass(frozen=True)
@@ -113,18 +125,19 @@ class AppStudy:
         data = ["--data", self.choices.file, *self.choices.flags()]
         return ["compare", "--methods", METHODS, *data, "--seeds", DEPTHS[depth], "--out", "study"]
 
+    def study_file(self, depth: str) -> str:
+        """The comparison as a file that ``abps compare --config`` reads."""
+        choices = self.choices
+        lists = {name: list(getattr(choices, name)) for name in LISTS}
+        words = {name: getattr(choices, name) for name in TEXTS}
+        asked = {"data": [choices.file], **choices.columns, **lists, **words, "methods": METHODS.split(",")}
+        seeds = [int(seed) for seed in DEPTHS[depth].split(",")]
+        return as_toml({name: value for name, value in asked.items() if value} | {"seeds": seeds})
+
     def fit_command(self, method: str) -> list[str]:
         """The models of all hospitals."""
-        return [
-            "fit",
-            "--method",
-            method,
-            "--data",
-            self.choices.file,
-            *self.choices.flags(),
-            "--out",
-            "models",
-        ]
+        data = ["--data", self.choices.file, *self.choices.flags()]
+        return ["fit", "--method", method, *data, "--out", "models"]
 
     def script(self) -> list[str]:
         """The commands of the whole path, as one types them in the study's folder."""
@@ -132,10 +145,10 @@ class AppStudy:
         return [command_words(step) for step in steps]
 
     def minutes(self, depth: str) -> int:
-        """A rough duration of a comparison."""
+        """A rough duration of a comparison; 0: less than one."""
         shape = self.read("preview.json")
         repeat = BASE_SECONDS + shape["rows"] * len(shape["columns"]) / CELLS_PER_SECOND
-        return max(1, round(repeat * len(DEPTHS[depth].split(",")) / 60))
+        return round(repeat * len(DEPTHS[depth].split(",")) / 60)
 
     def models(self) -> dict[str, Path]:
         """By hospital, the folder of its model."""
@@ -200,12 +213,12 @@ def fixes(check: Mapping[str, Any]) -> list[dict[str, Any]]:
         column = next(
             (c for c in sorted(columns, key=len, reverse=True) if sentence.startswith(f"{c!r}: ")), ""
         )
-        offers = [
-            (o, column) for o in ("patient", "time", "keep", "drop") if column and f"{o}={column}" in sentence
-        ]
-        if column and columns[column]["used"] and ("drop", column) not in offers:
+        # What the sentence says of options comes last, and is what the buttons do.
+        names = {name for name in (column, shlex.quote(column)) if name}
+        at = {o: sentence.find(f"{o}={n}") for o in OFFERS for n in names if f"{o}={n}" in sentence}
+        offers = [(option, column) for option in at]
+        if column and columns[column]["used"] and "drop" not in at:
             offers.append(("drop", column))
-        for option in ("patient", "time", "keep", "drop"):
-            sentence = sentence.replace(f"{option}=", f"--{option} ")
-        found.append({"sentence": sentence, "warning": place < len(check["warnings"]), "offers": offers})
+        words = sentence[: min(at.values(), default=len(sentence))].rstrip(" (;,")
+        found.append({"sentence": words, "warning": place < len(check["warnings"]), "offers": offers})
     return found

@@ -7,6 +7,7 @@ must not stay in the server's memory.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from abps.data.roles import WORDS, is_called, is_patient_name, normalise
 #: Rows to show, and letters of a cell.
 SHOWN, LETTERS = 8, 40
 
+#: A date, in any of the usual orders.
+_DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b")
+
 #: Values up to which a column may name hospitals.
 MOST_CENTERS = 2000
 
@@ -32,14 +36,27 @@ OUTCOMES = (
 
 
 def preview(path: Path) -> dict[str, Any]:
-    """Columns, first rows, and a guess at the roles of columns."""
+    """Columns, first rows, a guess at the roles of columns, and which are known only after the outcome."""
     frame = read_raw(path).frame
     cells = [[_cell(value) for value in row] for row in frame.head(SHOWN).iter_rows()]
     few = {name: frame[name].drop_nulls().n_unique() for name in frame.columns}
     return {
         "rows": frame.height, "columns": frame.columns, "head": cells,
-        "roles": guess(frame, few), "values": few,
+        "roles": guess(frame, few), "values": few, "late": [n for n in frame.columns if is_late(n)],
     }  # fmt: skip
+
+
+def is_late(name: str) -> bool:
+    """Whether a column is known only after the outcome, by its name."""
+    return is_called(name, "stay") or (is_called(name, "after") and is_called(name, "time"))
+
+
+def _is_admission(column: pl.Series) -> bool:
+    """Whether a column holds dates, and not those of births or of the end."""
+    if not is_called(column.name, "date") or is_late(column.name) or is_called(column.name, "age"):
+        return False
+    known = column.drop_nulls().head(200)
+    return column.dtype.is_temporal() or (len(known) > 0 and all(_DATE.match(str(v)) for v in known))
 
 
 def _cell(value: object) -> str:
@@ -68,6 +85,8 @@ def guess(frame: pl.DataFrame, values: dict[str, int]) -> dict[str, str]:
             roles.setdefault("center", name)
         elif is_patient_name(name):
             roles.setdefault("patient", name)
+        elif _is_admission(frame[name]):
+            roles.setdefault("time", name)
     return roles
 
 

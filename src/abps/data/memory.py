@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, nearest
 from abps.data.check import TableCheck
 from abps.data.federation import Federation
 from abps.data.reading import RawTable
-from abps.data.roles import Roles
+from abps.data.roles import RoleOptions, Roles
 from abps.data.table import MIN_STAYS, checked, read_frame, read_table
 
 #: Roles that may be given as an array instead of the name of a column.
@@ -59,6 +59,9 @@ def federation(
     else:
         frame = frame_of(data, feature_names)
     given: dict[str, Any] = {"label": label, "center": center, "patient": patient, **more}
+    for role in more:
+        if role not in RoleOptions.__annotations__:
+            raise RequestError(f"there is no argument {role!r}{nearest(role, RoleOptions.__annotations__)}")
     for role in ARRAYS:
         value = given.get(role)
         if value is not None and not isinstance(value, str):
@@ -93,11 +96,14 @@ def _has_parts(data: Mapping[Any, Any]) -> bool:
     return _is_frame(first) or getattr(first, "ndim", 1) == 2
 
 
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.startswith("pandas.") and getattr(data, "ndim", 0) == 2
+
+
 def _is_frame(data: Any) -> bool:
-    known = isinstance(data, pl.DataFrame | pl.LazyFrame) or type(data).__module__.startswith("pandas.")
-    return (known and getattr(data, "ndim", 2) == 2) or (
-        hasattr(data, "__arrow_c_stream__") and not isinstance(data, pl.Series)
-    )
+    """Whether this is a table of some library, and not a single column."""
+    known = isinstance(data, pl.LazyFrame) or hasattr(data, "__arrow_c_stream__")
+    return _is_pandas(data) or (known and not isinstance(data, pl.Series) and getattr(data, "ndim", 2) == 2)
 
 
 def _stack(parts: Mapping[Any, Any], feature_names: Sequence[str] | None) -> tuple[pl.DataFrame, str]:
@@ -127,11 +133,9 @@ def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFr
         return data.collect()
     if isinstance(data, pl.DataFrame):
         return data
-    if type(data).__module__.startswith("pandas."):
-        return _from_columns({str(name): data[name] for name in data.columns}, len(data.columns))
-    if isinstance(data, Mapping):
-        return _from_columns({str(name): values for name, values in data.items()}, len(data))
-    if hasattr(data, "__arrow_c_stream__"):
+    if isinstance(data, Mapping) or _is_pandas(data):
+        return _from_columns({str(name): data[name] for name in data}, len(list(data)))
+    if _is_frame(data):
         return pl.DataFrame(data)
     array = np.asarray(data)
     if array.ndim != 2 or (array.dtype == object and array.size == 0):

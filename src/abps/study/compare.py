@@ -146,7 +146,7 @@ def load_study(root: Path | str) -> Study:
 
 
 def compare(
-    federation: Federation | Sequence[Federation],
+    federation: Federation | Sequence[Federation] | Mapping[str, Federation],
     methods: Sequence[str | Method] | Mapping[str, str | Method],
     seeds: Sequence[int] = SEEDS,
     out: Path | str | None = None,
@@ -156,8 +156,8 @@ def compare(
 ) -> Study:
     """Run methods in folds and repeats and hold them against each other.
 
-    methods: names (also ``package.module:CONFIG``, ``paper`` and ``all``) or configurations; a mapping gives
-    configurations names of their own.
+    federation, methods: one or several; a mapping gives them names of their own. Methods are names (also
+    ``package.module:CONFIG``, ``paper`` and ``all``) or configurations.
     seeds: one per repeat; each divides the patients anew.
     out: a folder that keeps the runs; asked for again, what is finished is not computed twice. Without one
     the runs live in memory.
@@ -165,7 +165,12 @@ def compare(
     metrics: of one's own, for :meth:`Study.frame`: function(labels, predictions) to a number.
     options: see :class:`~abps.study.plan.StudyOptions`.
     """
+    if isinstance(federation, Mapping):
+        federation = [replace(each, name=name) for name, each in federation.items()]
     federations = (federation,) if isinstance(federation, Federation) else tuple(federation)
+    for each in federations:
+        if not isinstance(each, Federation):
+            raise RequestError(f"{each!r:.60}: no federation; make one with abps.federation or abps.load")
     words, own = _named(methods)
     request = request_of([Source(each.name) for each in federations], words, seeds, own, **options)
     if jobs is not None and out is None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.prepare import codebook, excluded_columns
+from abps.data.prepare import codebook, excluded_columns, prepare
 from abps.data.split import assign_splits
 from abps.methods.leaving import leaving
 from abps.privacy.small_counts import MIN_CELL
-from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.agreement import Agreement, small_columns
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node.context import may_score
@@ -24,7 +25,10 @@ from abps.sites.protocol.commands import DeclineCode
 
 @dataclass(frozen=True)
 class OutgoingValue:
-    """One value.  to: who receives it.  clear: whether the relay can read it."""
+    """One value.  to: who receives it.  clear: whether the relay can read it.
+
+    small: of fewer patients here than the minimum cell; the study takes it as if nobody here had it.
+    """
 
     what: str
     name: str
@@ -32,6 +36,7 @@ class OutgoingValue:
     when: str
     to: str
     clear: bool
+    small: bool = False
 
 
 #: Who receives what, and whether the relay can read it.
@@ -47,15 +52,19 @@ def preview(own: SiteFile, proposal: Proposal) -> list[OutgoingValue]:
         return codebook_values(codebook_of(own))
     agreement = proposal.agreement.admitted(own.allow)
     table = own.read_table(agreement.book)
+    book, config = agreement.book, agreement.config()
     uploads = ("the coordinator of the exchange, one of the members", False)
-    if agreement.config().privacy.secure:
+    if config.privacy.secure:
         uploads = ("nobody: members and relay see the sum of all sites'", False)
+    data = prepare(table, agreement.seed, book, standardise=config.training.standardise)
+    hidden = small_columns(data, config.privacy.secure) & data.train.x.any(axis=0)
+    small = set(compress(data.columns, hidden))
     found = [
-        OutgoingValue(value.what, value.name, value.value, value.when, *_TO.get(value.what, uploads))
-        for value in leaving(agreement.configured(), table, agreement.book, agreement.seed)
+        OutgoingValue(v.what, v.name, v.value, v.when, *_TO.get(v.what, uploads), v.name in small)
+        for v in leaving(agreement.configured(), table, book, agreement.seed)
     ]
-    split = assign_splits(table, agreement.seed, agreement.book.shared_patients)
-    judged, book = split == 1, agreement.book
+    split = assign_splits(table, agreement.seed, book.shared_patients)
+    judged = split == 1
     patient = None if table.patient is None else table.patient[judged]
     scored = may_score(table.label[judged], patient, book.outcome, book.min_cell)
     return [*found, *_to_scheduler(int((split == 0).sum()), scored, agreement)]

@@ -9,6 +9,7 @@ work is done by the other modules of this package: they share :mod:`.context` an
 from __future__ import annotations
 
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.data.prepare import Prepared
+from abps.methods.coordinated import Broadcast
 from abps.methods.state_bytes import freeze
 from abps.models.metrics import labels_of
 from abps.models.outcome_scores import main_score
@@ -36,6 +38,7 @@ from abps.sites.store.rows import EntryKind, RoundRecord
 from abps.sites.store.store import Store
 from abps.wire import versions
 from abps.wire.admission import Limits, Reason, Refusal
+from abps.wire.number_lists import NumberList
 
 #: Kinds of what leaves that are no part of the method itself.
 _NOT_COUNTED = (EntryKind.HEAD, EntryKind.REPORT)
@@ -247,7 +250,27 @@ class Site:
         )  # fmt: skip
         if self.store.finish(done):
             context.state = state
+            if after is not None and method.finished(state):
+                self.store.keep(weights=json.dumps(self._weights(state, round)))
         return value, partners
+
+    def _weights(self, state: Any, round: int) -> dict[str, float]:
+        """Where this site's model comes from at the end, as the method's audit trail says it: the shares of
+        its own rows, of cluster peers by name, of all members."""
+        context = self.context
+        broadcast = Broadcast(NumberList.read(self.exchanges.applied[round])[0])
+        found = context.method.decisions(context.method_context, state, broadcast, round)
+        if found is None:
+            return {}
+        said = {
+            context.members[peer] if why == "cluster peer" else str(why): score
+            for peer, decision, score, why in zip(
+                found.peer.tolist(), found.decision, found.score.tolist(), found.reason
+            )
+            if decision == "weight"
+        }
+        rest = 1.0 - sum(said.values())  # a site knows its cluster, and not who else is in it
+        return {**said, "its cluster": rest} if said and rest > 1e-6 else said
 
     def score(self, state: Any, rows: Any) -> float:
         """The outcome's main score; at least -1, which is enough to know of an R²."""

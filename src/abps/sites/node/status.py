@@ -122,6 +122,7 @@ def summary(store: Store) -> dict[str, Any]:
         "round": store.round,
         "of": int(facts["rounds"]) if "rounds" in facts else None,
         "partners": list(rounds[-1].partners) if rounds else [],
+        "weights": json.loads(facts.get("weights", "{}")),
         "validation_auroc": rounds[-1].validation if rounds else None,
         "measure": _measure(facts),
         "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
