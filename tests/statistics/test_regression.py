@@ -19,10 +19,9 @@ from abps.core.errors import RequestError
 from abps.evaluate.calibration import restricted_cubic
 from abps.report.pages.effects_page import effects_page
 from abps.statistics.design import agree, complete_rows, parse_formula
-from abps.statistics.families import LIKELIHOODS, HospitalRows
+from abps.statistics.families import LIKELIHOODS, HospitalRows, normal_intercepts
 from abps.statistics.heterogeneity import effect_profile, likelihood_summary, reml, summarise
 from abps.statistics.newton import fit as fit_all
-from abps.statistics.newton import normal_intercepts
 from abps.statistics.regression import regress
 
 

@@ -22,7 +22,7 @@ from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_t
 from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
 from abps.fitted.guidelines import front_matter
 from abps.fitted.portable import to_onnx
-from abps.methods.regression import FAMILIES, Regression
+from abps.methods.regression import Regression
 from abps.statistics.newton import Fit
 from abps.statistics.regression import RegressionResult, common_result
 from abps.wire.number_lists import NumberList
@@ -124,8 +124,17 @@ def site_effects(store: Store, own: SiteFile) -> RegressionResult | None:
     found = config.result(schema, rows, data, totals)
     if not isinstance(found, Fit):
         raise RequestError(found if isinstance(found, str) else f"{own.site}: the regression is not done yet")
-    family, events = FAMILIES[data.outcome.kind], round(totals[0][1])
-    return common_result(found, family, config.intercepts, config.clustered, own.label, events)
+    family = config.likelihood(data.outcome.kind)
+    notes = _who_took_part(store, config)
+    return common_result(found, family, config.intercepts, config.clustered, own.label, notes)
+
+
+def _who_took_part(store: Store, config: Regression) -> tuple[str, ...]:
+    """Whose rows are in the sums, and what was approved for absent members."""
+    kept, opened = store.state(), json.loads(store.facts().get("opened", "null"))
+    absent = [] if kept is None or opened is None else sorted(set(kept[0]) - set(opened))
+    said = f"without {', '.join(absent)}" if absent else "all approved members took part"
+    return (f"{said}; approved for absent members: {config.if_absent()[1]}",)
 
 
 def site_model(store: Store, own: SiteFile) -> FitResult:

@@ -76,6 +76,10 @@ def coordinators(seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
 class CoordinatedMethod(Method, ABC):
     """Round t is one exchange: every member uploads, the coordinator aggregates, every member updates."""
 
+    def if_absent(self) -> tuple[bool, str]:
+        """Whether no masked sum may be without an approved member, and what happens when one is absent."""
+        return False, "a sum waits for those of the first; after two rounds the job ends and names the absent"
+
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """Nothing to tune: the evidence chooses penalties."""

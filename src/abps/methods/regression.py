@@ -23,11 +23,19 @@ from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
 from abps.models.training import Training
 from abps.statistics.design import KNOTS, Formula, Schema, parse_formula, schema_of
 from abps.statistics.families import LIKELIHOODS, HospitalRows
-from abps.statistics.newton import Fit, SumProgram, program
+from abps.statistics.newton import Fit, program
 from abps.wire.number_lists import Field, NumberList
 
-#: The likelihood of every kind of outcome that has one.
-FAMILIES: Final = {"binary": "logistic", "continuous": "linear", "survival": "cox"}
+#: The likelihoods of every kind of outcome that has one, the usual first.
+FAMILIES: Final = {"binary": ("logistic",), "continuous": ("linear", "poisson"), "survival": ("cox",)}
+
+#: What happens when an approved member is absent.
+ABSENT: Final = {
+    "wait": "no sum is opened without every approved member; after two rounds without a sum the job ends and "
+    "names the absent",
+    "without": "members absent at the first sum are left out of the study, and the result names them; "
+    "members absent later are waited for, and after two rounds without a sum the job ends and names them",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +56,8 @@ class Regression(CoordinatedMethod):
     """A generalised linear or Cox regression of all hospitals' complete rows.
 
     formula: terms as in ``abps regress``; none: every column of the codebook.
+    family: none: logistic, linear or cox, as the outcome is; poisson for counts.
+    absent: wait for every approved member, or go on without those that are absent at the first sum.
     intercepts: common, fixed (one per hospital, which keeps it) or random.
     clustered: standard errors that allow for correlation within hospitals.
     """
@@ -58,6 +68,8 @@ class Regression(CoordinatedMethod):
     formula: str = ""
     intercepts: str = "common"
     clustered: bool = False
+    family: str = ""
+    absent: str = "wait"
 
     #: Its coefficients come of exchanges, not of steps of local training.
     fitted: ClassVar[bool] = True
@@ -66,6 +78,10 @@ class Regression(CoordinatedMethod):
         super().__post_init__()
         if self.intercepts not in ("common", "fixed", "random"):
             raise RequestError(f"intercepts={self.intercepts}: choose common, fixed or random")
+        if self.absent not in ABSENT:
+            raise RequestError(f"absent={self.absent}: choose {' or '.join(ABSENT)}")
+        if self.family and self.family not in LIKELIHOODS:
+            raise RequestError(f"family={self.family}: choose {', '.join(LIKELIHOODS)}")
         if self.formula:
             parse_formula(self.formula)
         if "spline(" not in self.formula:  # then no common quantiles are needed before
@@ -74,6 +90,20 @@ class Regression(CoordinatedMethod):
     def sums_only(self, t: int) -> bool:
         """Every exchange is a sum."""
         return True
+
+    def if_absent(self) -> tuple[bool, str]:
+        """Whether no sum may be without an approved member, and what happens when one is absent."""
+        return self.absent == "wait", ABSENT[self.absent]
+
+    def likelihood(self, kind: str) -> str:
+        """The name of the likelihood for a kind of outcome."""
+        offered = FAMILIES.get(kind, ())
+        if (self.family or next(iter(offered), "")) not in offered:
+            of = ", ".join(f"{name} ({kind})" for kind, names in FAMILIES.items() for name in names)
+            raise RequestError(
+                f"family={self.family or 'none'}: outcome {kind} has none such; there are {of}"
+            )
+        return self.family or offered[0]
 
     def finished(self, state: RegressionState) -> bool:
         """Whether the fit is done."""
@@ -86,10 +116,7 @@ class Regression(CoordinatedMethod):
     def design(self, data: Prepared) -> tuple[Schema, list[HospitalRows]]:
         """The common design, and the complete rows of every center of some data."""
         kind = data.outcome.kind
-        if kind not in FAMILIES:
-            raise RequestError(
-                f"regression: no likelihood for outcome {kind}; there is for {', '.join(FAMILIES)}"
-            )
+        self.likelihood(kind)
         assert data.book is not None and data.source is not None
         schema = book_schema(data.book, self.formula)
         return schema, [complete(data.source, center, schema, kind) for center in range(data.size)]
@@ -137,7 +164,8 @@ class Regression(CoordinatedMethod):
         self, schema: Schema, rows: HospitalRows, data: Prepared, totals: Sequence[Floats]
     ) -> Floats | Fit | str:
         """What a center's program says after these totals: its next vector, the fit, or why there is none."""
-        running = self._program(schema, rows, data)
+        family = LIKELIHOODS[self.likelihood(data.outcome.kind)]
+        running = program(rows, schema.names, family, self.intercepts, self.clustered, data.min_cell)
         try:
             vector = next(running)
             for total in totals:
@@ -150,34 +178,6 @@ class Regression(CoordinatedMethod):
         except RequestError as error:
             return str(error)
         return vector
-
-    def _program(self, schema: Schema, rows: HospitalRows, data: Prepared) -> SumProgram[Fit]:
-        kind = data.outcome.kind
-        yield from cells(rows, schema.names, data.min_cell, kind)
-        family = LIKELIHOODS[FAMILIES[kind]]
-        fit = yield from program(rows, schema.names, family, self.intercepts, self.clustered)
-        return fit
-
-
-def cells(rows: HospitalRows, names: tuple[str, ...], min_cell: int, kind: str) -> SumProgram[None]:
-    """Refuse a design that is too fine: every level needs so many rows, with and without the event, in all
-    hospitals together."""
-    event = rows.y > 0 if kind != "continuous" else np.ones(len(rows.y), dtype=bool)
-    flags = np.isin(rows.x, (0.0, 1.0)).all(axis=0)
-    counts = [(rows.x == v)[event].sum(axis=0) for v in (0.0, 1.0)]
-    total = yield np.concatenate([[len(rows.y), event.sum()], (~flags).astype(float), *counts]).astype(float)
-    p = len(names)
-    if total[0] < max(2 * (p + 1), min_cell) or total[1] < min_cell:
-        raise RequestError(
-            f"{total[0]:.0f} complete rows, {total[1]:.0f} events for {p} coefficients; choose fewer columns"
-        )
-    for k, name in enumerate(names):
-        small = [int(c) for c in total[2 + p :].reshape(2, p)[:, k] if c < min_cell]
-        if total[2 + k] == 0 and small:
-            raise RequestError(
-                f"{name!r} has a level with fewer than {min_cell} events in all hospitals together; merge "
-                "levels or leave the column out"
-            )
 
 
 def formula_of(book: Codebook, formula: str) -> Formula:

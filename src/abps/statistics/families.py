@@ -6,12 +6,14 @@ information) of a hospital's rows. Sums of these over hospitals are those of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
+from numpy.polynomial.hermite import hermgauss
 from numpy.typing import NDArray
-from scipy.special import expit, gammaln
+from scipy.special import expit, gammaln, logit
 
 Floats = NDArray[np.float64]
 
@@ -34,10 +36,12 @@ class Sums:
     score: Floats
     information: Floats
 
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            self.loglik + other.loglik, self.score + other.score, self.information + other.information
-        )
+
+#: A hospital's part of the log-likelihood at some parameters.
+Part = Callable[[HospitalRows, Floats], Sums]
+
+#: Points of the quadrature over a hospital's intercept.
+POINTS: Final = 15
 
 
 class Likelihood(Protocol):
@@ -63,6 +67,10 @@ class CanonicalGLM:
 
     def loglik(self, y: Floats, eta: Floats) -> Floats:
         """(rows,) log-likelihood of each row."""
+        raise NotImplementedError
+
+    def link(self, mean: float) -> float:
+        """The linear predictor of a mean."""
         raise NotImplementedError
 
     def guess(self, y: Floats) -> Floats:
@@ -97,10 +105,13 @@ class LogisticLikelihood(CanonicalGLM):
         """Bernoulli."""
         return y * eta - np.logaddexp(0.0, eta)
 
+    def link(self, mean: float) -> float:
+        """Log odds."""
+        return float(logit(mean))
+
     def guess(self, y: Floats) -> Floats:
         """Log odds of the outcome drawn halfway to one half."""
-        p = (y + 0.5) / 2.0
-        return np.log(p / (1.0 - p))
+        return np.asarray(logit((y + 0.5) / 2.0))
 
 
 class PoissonLikelihood(CanonicalGLM):
@@ -117,9 +128,13 @@ class PoissonLikelihood(CanonicalGLM):
         """Poisson."""
         return y * eta - np.exp(np.clip(eta, -40.0, 40.0)) - gammaln(y + 1.0)
 
+    def link(self, mean: float) -> float:
+        """Log."""
+        return float(np.log(mean))
+
     def guess(self, y: Floats) -> Floats:
         """Log of the count and a little."""
-        return np.log(y + 0.1)
+        return np.log(np.maximum(y, 0.0) + 0.1)
 
 
 class NormalLikelihood(CanonicalGLM):
@@ -134,6 +149,10 @@ class NormalLikelihood(CanonicalGLM):
     def loglik(self, y: Floats, eta: Floats) -> Floats:
         """Half the squared residual, negative."""
         return -0.5 * (y - eta) ** 2
+
+    def link(self, mean: float) -> float:
+        """The mean itself."""
+        return mean
 
     def guess(self, y: Floats) -> Floats:
         """The number itself."""
@@ -187,3 +206,98 @@ class CoxLikelihood:
 LIKELIHOODS: dict[str, Likelihood] = {
     f.name: f for f in (LogisticLikelihood(), NormalLikelihood(), PoissonLikelihood(), CoxLikelihood())
 }
+
+
+# A hospital's own intercept --------------------------------------------------------------------------
+
+
+def profiled(family: CanonicalGLM) -> Part:
+    """A hospital's part with its own intercept at its best: score and information of the other
+    coefficients."""
+
+    def part(rows: HospitalRows, beta: Floats) -> Sums:
+        p = rows.x.shape[1]
+        if len(rows.y) == 0 or rows.y.min() == rows.y.max():  # nothing but its intercept explains it
+            return Sums(0.0, np.zeros(p), np.zeros((p, p)))
+        eta = rows.x @ beta + rows.offset
+        eta = eta + own_intercept(family, rows.y, eta)
+        mean, variance = family.mean(eta)
+        cross = rows.x.T @ variance
+        information = (rows.x * variance[:, None]).T @ rows.x - np.outer(cross, cross) / variance.sum()
+        return Sums(float(family.loglik(rows.y, eta).sum()), rows.x.T @ (rows.y - mean), information)
+
+    return part
+
+
+def own_intercept(family: CanonicalGLM, y: Floats, eta: Floats, precision: float = 0.0) -> float:
+    """The intercept at its best, with a normal prior around zero of some precision."""
+    own = 0.0
+    for _ in range(100):
+        mean, variance = family.mean(eta + own)
+        slope, curvature = (y - mean).sum() - precision * own, variance.sum() + precision
+        step = float(np.clip(slope / max(curvature, 1e-12), -2.0, 2.0))
+        own += step
+        if abs(step) < 1e-12:
+            break
+    return own
+
+
+def integrated(family: CanonicalGLM) -> Part:
+    """A hospital's part with a normal intercept of its own integrated out (adaptive Gauss-Hermite).
+
+    Parameters (p + 1,): coefficients, the first of the common intercept, and the log of the deviation. The
+    gradient is the mean of the complete score over the intercept's posterior, the information the mean
+    complete information less the variance of that score (Louis 1982).
+    """
+    nodes, weights = hermgauss(POINTS)
+
+    def part(rows: HospitalRows, theta: Floats) -> Sums:
+        p, precision = rows.x.shape[1], float(np.exp(-2.0 * theta[-1]))
+        eta, y = rows.x @ theta[:-1] + rows.offset, rows.y
+        mode = own_intercept(family, y, eta, precision)
+        curvature = family.mean(eta + mode)[1].sum() + precision
+        at = mode + np.sqrt(2.0 / curvature) * nodes
+        each = eta[:, None] + at
+        prior = 0.5 * (np.log(precision) - np.log(2.0 * np.pi) - precision * at**2)
+        logs = family.loglik(y[:, None], each).sum(axis=0) + prior + np.log(weights) + nodes**2
+        loglik = float(np.logaddexp.reduce(logs)) + 0.5 * np.log(2.0 / curvature)
+        share = np.exp(logs - np.logaddexp.reduce(logs))
+        mean, variance = family.mean(each)
+        score = np.column_stack([(y[:, None] - mean).T @ rows.x, precision * at**2 - 1.0])
+        information = np.zeros((p + 1, p + 1))
+        information[:p, :p] = (rows.x * (variance @ share)[:, None]).T @ rows.x
+        information[p, p] = 2.0 * precision * (share @ at**2)
+        about = score - share @ score
+        return Sums(loglik, share @ score, information - (about * share[:, None]).T @ about)
+
+    return part
+
+
+def normal_intercepts(rows: HospitalRows, theta: Floats) -> Sums:
+    """A hospital's part of a linear model with a normal intercept of its own, integrated out exactly.
+
+    Parameters (p + 2,): coefficients, the first of the common intercept, and the logs of the residual's and
+    of the intercepts' deviation. Residuals split into those around the hospital's mean (within) and the mean.
+    """
+    p, n = len(theta) - 2, len(rows.y)
+    if not n:
+        return Sums(0.0, np.zeros(p + 2), np.zeros((p + 2, p + 2)))
+    s, t = np.exp(2.0 * theta[p:])
+    residual = rows.y - rows.x @ theta[:p] - rows.offset
+    mean_x, mean_r = rows.x.mean(axis=0), residual.mean()
+    x, r = rows.x - mean_x, residual - mean_r
+    within, between, q, nt = float(r @ r), n * mean_r**2, n * t + s, n * t
+    loglik = -0.5 * (n * np.log(2.0 * np.pi) + (n - 1) * np.log(s) + np.log(q) + within / s + between / q)
+    inside, outside = x.T @ r, n * mean_x * mean_r
+    score = np.append(
+        inside / s + outside / q,
+        [within / s + between * s / q**2 - (n - 1) - s / q, between * nt / q**2 - nt / q],
+    )
+    information = np.zeros((p + 2, p + 2))
+    information[:p, :p] = x.T @ x / s + n * np.outer(mean_x, mean_x) / q
+    information[:p, p] = information[p, :p] = 2.0 * (inside / s + outside * s / q**2)
+    information[:p, p + 1] = information[p + 1, :p] = 2.0 * outside * nt / q**2
+    information[p, p] = 2.0 * (s / q - s**2 / q**2 + within / s - between * (s / q**2 - 2.0 * s**2 / q**3))
+    information[p + 1, p + 1] = 2.0 * (nt / q - nt**2 / q**2 - between * (nt / q**2 - 2.0 * nt**2 / q**3))
+    information[p, p + 1] = information[p + 1, p] = 2.0 * (2.0 * between * s * nt / q**3 - s * nt / q**2)
+    return Sums(float(loglik), score, information)

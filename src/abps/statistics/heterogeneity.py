@@ -8,13 +8,16 @@ for normal, which fails at small counts; there :func:`likelihood_summary` uses t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import interpolate, optimize, stats
 
 from abps.statistics.families import CanonicalGLM, Floats, HospitalRows, Likelihood
-from abps.statistics.newton import Fit
+
+if TYPE_CHECKING:
+    from abps.statistics.newton import Fit
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class EffectHeterogeneity:
     mean, low, high: of the average effect (95 %, Hartung-Knapp).  next_low, next_high: where the effect of a
     further hospital would lie.  tau2: between-hospital variance.  i2: share of variance beyond chance.
     q, p: Cochran's test of no difference.  likelihood: the summary without normal estimates, where counts
-    are small.
+    are small.  method: of tau2, REML or DL (DerSimonian and Laird, from sums).  NaN: too few hospitals.
     """
 
     hospitals: int
@@ -50,6 +53,45 @@ class EffectHeterogeneity:
     q: float
     p: float
     likelihood: LikelihoodSummary | None = None
+    method: str = "REML"
+
+    def moved(self, origin: float, unit: float) -> EffectHeterogeneity:
+        """The same of an effect in another unit, counted from another origin."""
+        where = {n: origin + getattr(self, n) for n in ("mean", "low", "high", "next_low", "next_high")}
+        scaled = {name: unit * value for name, value in where.items()}
+        return replace(self, se=unit * self.se, tau2=unit**2 * self.tau2, **scaled)
+
+
+def dersimonian_laird(k: float, w: float, w2: float, q: float) -> float:
+    """The between-hospital variance by moments, zero at least: of k hospitals with these sums of weights and
+    squared weights, and Cochran's Q."""
+    spread = w - w2 / w if w > 0.0 else 0.0
+    return max(0.0, float((q - (k - 1.0)) / spread)) if spread > 1e-9 * w else 0.0
+
+
+def random_effects(
+    k: int,
+    fixed: tuple[float, float, float],
+    tau2: float,
+    sums: tuple[float, float, float],
+    method: str = "DL",
+) -> EffectHeterogeneity:
+    """The summary that follows from sums over k hospitals.
+
+    fixed: of weights 1/variance, of their squares, and Cochran's Q.  sums: of weights 1/(variance + tau2),
+    and of estimates and their squares with these weights.
+    """
+    w, w2, q = fixed
+    total, first, second = sums
+    mean = first / total
+    se = float(np.sqrt(max(second - first * mean, 0.0) / ((k - 1) * total)))
+    half = float(stats.t.ppf(0.975, k - 1)) * se
+    wide = float(stats.t.ppf(0.975, k - 2) * np.sqrt(tau2 + 1.0 / total)) if k > 2 else float("nan")
+    typical = (k - 1) * w / (w**2 - w2)
+    return EffectHeterogeneity(
+        k, float(mean), se, mean - half, mean + half, mean - wide, mean + wide, float(tau2),
+        float(tau2 / (tau2 + typical)), float(q), float(stats.chi2.sf(q, k - 1)), None, method,
+    )  # fmt: skip
 
 
 def reml(estimates: Floats, variances: Floats) -> float:
@@ -75,32 +117,14 @@ def summarise(estimates: Floats, variances: Floats) -> EffectHeterogeneity:
     >>> round(summarise(np.array([0.1, 0.3, 0.2]), np.full(3, 0.01)).mean, 3)
     0.2
     """
-    k = len(estimates)
     tau2 = reml(estimates, variances)
-    w = 1.0 / (variances + tau2)
-    mean = float((w * estimates).sum() / w.sum())
-    se = float(np.sqrt((w * (estimates - mean) ** 2).sum() / ((k - 1) * w.sum())))
-    fixed = 1.0 / variances
-    center = (fixed * estimates).sum() / fixed.sum()
-    q = float((fixed * (estimates - center) ** 2).sum())
-    typical = (k - 1) * fixed.sum() / (fixed.sum() ** 2 - (fixed**2).sum())
-    half = float(stats.t.ppf(0.975, k - 1)) * se
-    wide = float("nan")
-    if k > 2:
-        wide = float(stats.t.ppf(0.975, k - 2) * np.sqrt(tau2 + 1.0 / w.sum()))
-    return EffectHeterogeneity(
-        k,
-        mean,
-        se,
-        mean - half,
-        mean + half,
-        mean - wide,
-        mean + wide,
-        tau2,
-        float(tau2 / (tau2 + typical)),
-        q,
-        float(stats.chi2.sf(q, k - 1)),
-    )
+    w, fixed = 1.0 / (variances + tau2), 1.0 / variances
+    about = estimates - (fixed * estimates).sum() / fixed.sum()
+    known = fixed.sum(), (fixed**2).sum(), (fixed * about**2).sum()
+    middle = float((w * estimates).sum() / w.sum())  # counted from here, squares lose no digits
+    away = estimates - middle
+    sums = w.sum(), (w * away).sum(), (w * away**2).sum()
+    return random_effects(len(estimates), known, tau2, sums, "REML").moved(middle, 1.0)
 
 
 def hospital_estimates(fits: Sequence[Fit], column: int) -> tuple[Floats, Floats]:
@@ -114,20 +138,6 @@ def hospital_estimates(fits: Sequence[Fit], column: int) -> tuple[Floats, Floats
     known = information > 1e-9
     variance = np.where(known, 1.0 / np.where(known, information, 1.0), np.nan)
     return common + np.array([fit.score[column] for fit in fits]) * variance, variance
-
-
-def equal_effects(fits: Sequence[Fit]) -> tuple[float, int, float]:
-    """Rao's score test that all effects are the same at all hospitals: statistic, degrees of freedom, p.
-
-    A hospital whose rows cannot tell its effects apart counts with those that they can.
-    """
-    statistic, freedom = 0.0, -len(fits[0].score)
-    for fit in fits:
-        value, vector = np.linalg.eigh(fit.information)
-        known = value > 1e-9 * max(value.max(), 1e-300)
-        statistic += float(((vector[:, known].T @ fit.score) ** 2 / value[known]).sum())
-        freedom += int(known.sum())
-    return statistic, max(freedom, 1), float(stats.chi2.sf(statistic, max(freedom, 1)))
 
 
 def effect_profile(rows: HospitalRows, beta: Floats, column: int, at: Floats, family: Likelihood) -> Floats:

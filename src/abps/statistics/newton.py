@@ -15,40 +15,60 @@ models, by adaptive quadrature in others).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import numpy as np
-from numpy.polynomial.hermite import hermgauss
+from numpy.typing import NDArray
+from scipy import stats
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.statistics.families import CanonicalGLM, Floats, HospitalRows, Likelihood, Sums
+from abps.statistics.families import (
+    CanonicalGLM,
+    Floats,
+    HospitalRows,
+    Likelihood,
+    Part,
+    Sums,
+    integrated,
+    normal_intercepts,
+    own_intercept,
+    profiled,
+)
+from abps.statistics.heterogeneity import EffectHeterogeneity, dersimonian_laird, random_effects
 
-#: Rounds after which a fit is given up, and the step, in standard errors, after which nothing changes any
-#: more: Newton's next step would be about its square.
+#: Rounds after which a fit is given up, and the last step, in standard errors: the error left is about its
+#: square. Standard errors are those before this step, so that random intercepts have them to 1e-4.
 MOST_ROUNDS: Final = 25
 TOLERANCE: Final = 1e-5
+RANDOM_TOLERANCE: Final = 2e-3
 
-#: Binary digits after the point in sums: nine decimal ones; and the unit of a large number's upper part.
-DIGITS: Final = 30
+#: The last step but one is mostly below this times the root of the tolerance; and the step, in standard
+#: errors, after which effects with fixed intercepts are near enough for random ones to begin.
+NEARLY: Final = 6.0
+NEAR: Final = 10.0
+
+#: The unit of a large number's upper part; and by what numbers are multiplied before masked sums round them.
 LIMB: Final = 2.0**20
+FINE: Final = 2.0**10
 
 #: A standardised coefficient beyond this, or a curvature below that, is no estimate.
 SEPARATED: Final = 15.0
 SINGULAR: Final = 1e-7
 
-#: Where the deviation of random intercepts begins.
-START_SD: Final = 0.3
-
 #: A deviation of random intercepts below this (in logs) is none.
 LEAST_LOG_SD: Final = -3.9
 
-#: Points of the quadrature over a hospital's intercept.
-POINTS: Final = 15
+#: Hospitals from which sums show how an effect differs, and from which they show its average: a member that
+#: knows its own two numbers (estimate and weight) faces more unknowns than the four and seven sums.
+LEAST_DIFFERING: Final = 4
+LEAST_AVERAGED: Final = 6
 
-#: A hospital's part of the log-likelihood at some parameters.
-Part = Callable[[HospitalRows, Floats], Sums]
+NOTHING: Final = "the outcome has one value only in the rows used; there is nothing to explain"
+
+#: What a hospital adds at some parameters besides its part of the likelihood.
+Extras = Callable[[Floats], Floats]
 
 T = TypeVar("T")
 
@@ -58,16 +78,25 @@ SumProgram = Generator[Floats, Floats, T]
 
 @dataclass(frozen=True, eq=False)
 class CommonScale:
-    """Means and deviations (p,) of all hospitals' rows, the rows and hospitals, the sum of outcomes and of
-    exposures, and the deviation of outcomes."""
+    """Means and deviations (p,) of all hospitals' rows; the rows, hospitals and events; outcomes over
+    exposures; the deviation of a continuous outcome (1 for others); whether there is an offset."""
 
     mean: Floats
     deviation: Floats
     rows: float
     hospitals: int
-    outcomes: float
-    exposure: float
+    events: int
+    rate: float
     spread: float
+    offset: bool
+
+    def back(self, intercept: bool) -> Floats:
+        """(k, k) from coefficients of standardised columns to those of the columns."""
+        inverse = np.diag(1.0 / self.deviation)
+        if not intercept:
+            return inverse
+        first = np.append(1.0, -self.mean / self.deviation)
+        return np.vstack([first, np.column_stack([np.zeros(len(self.mean)), inverse])])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +104,12 @@ class Fit:
     """Coefficients (k,) on the original scale, with their covariance (k, k).
 
     names: of the coefficients.  loglik, null: at the estimate, and without any column (NaN: not known).
-    rows, hospitals: that took part.  rounds, entries: totals that were needed, and numbers in all of them.
-    sd: of random intercepts (NaN without).  score: (p,) at the estimate on the original scale; information:
-    (p, p), both of this hospital and of the columns alone, own intercept profiled out.
+    rows, events, hospitals: that took part.  rounds, entries: totals that were needed, and numbers in all of
+    them.  sd: of random intercepts (NaN without).  unit: (p,) of the coefficients.  score: (p,) at the
+    estimate on the original scale; information: (p, p), both of this hospital and of the columns alone, own
+    intercept profiled out.
+    differences: how each effect differs between hospitals, as far as sums say.  equal: score test that all
+    effects are the same everywhere (statistic, degrees of freedom, p).
     """
 
     names: tuple[str, ...]
@@ -86,12 +118,16 @@ class Fit:
     loglik: float
     null: float
     rows: int
+    events: int
     hospitals: int
     rounds: int
     entries: int
     sd: float
+    unit: Floats
     score: Floats
     information: Floats
+    differences: tuple[EffectHeterogeneity | None, ...]
+    equal: tuple[float, int, float]
 
     @property
     def bytes(self) -> int:
@@ -104,7 +140,7 @@ def together(programs: Sequence[SumProgram[T]]) -> list[T]:
     """Run the programs of all hospitals side by side, on totals as masked sums give them; their results."""
     vectors = [next(each) for each in programs]
     while True:
-        total = fixed_point.exact_sum(np.stack(vectors), DIGITS)
+        total = fixed_point.exact_sum(np.stack(vectors))
         vectors, results = [], []
         for each in programs:
             try:
@@ -121,146 +157,370 @@ def fit(
     family: Likelihood,
     intercepts: str = "common",
     robust: bool = False,
+    min_cell: int = 0,
 ) -> list[Fit]:
     """The regression of all hospitals' rows, as each hospital ends with it.
 
     rows: a design for each hospital.  names: of its columns.  intercepts: common, fixed or random.
-    robust: allow for correlation within hospitals.
+    robust: allow for correlation within hospitals.  min_cell: fewest events of a level.
     """
-    return together([program(one, names, family, intercepts, robust) for one in rows])
+    return together([program(one, names, family, intercepts, robust, min_cell) for one in rows])
 
 
-def _counted(vector: Floats, seen: list[int]) -> SumProgram[Floats]:
-    """The total of a vector; its length is noted."""
-    seen.append(len(vector))
-    total = yield vector
-    return total
+# The first total: scales, cells, and a start ---------------------------------------------------------
 
 
-def common_scale(rows: HospitalRows, family: Likelihood, seen: list[int]) -> SumProgram[CommonScale]:
-    """Means and deviations of all columns from sums. Sums of squares of a column in its own unit may be
-    large: each number travels as two."""
-    exposure = np.exp(np.clip(rows.offset, -40, 40)).sum() if family.name == "poisson" else len(rows.y)
-    squares = float(rows.y @ rows.y) if family.name == "linear" else 0.0
-    counts = [len(rows.y), 1.0, rows.y.sum(), exposure, squares]
-    own = np.concatenate([rows.x.sum(axis=0), (rows.x**2).sum(axis=0), counts])
-    high = np.floor(own / LIMB)
-    both = yield from _counted(np.concatenate([high, own - high * LIMB]), seen)
-    total = both[: len(own)] * LIMB + both[len(own) :]
-    p = rows.x.shape[1]
-    n, hospitals, outcomes, exposed, squared = total[2 * p :]
-    mean = total[:p] / n
-    deviation = np.sqrt(np.maximum(total[p : 2 * p] / n - mean**2, 0.0))
-    spread = float(np.sqrt(max(squared / n - (outcomes / n) ** 2, 1e-300)))
-    return CommonScale(mean, deviation, float(n), round(hospitals), float(outcomes), float(exposed), spread)
+def _first_total(
+    rows: HospitalRows, names: Sequence[str], family: Likelihood, own: bool, min_cell: int, sent: list[int]
+) -> SumProgram[tuple[CommonScale, Floats]]:
+    """Common means and deviations, and coefficients by weighted least squares on working responses, from
+    which few Newton steps are left. Refuses a design that is too fine for the rows.
 
-
-def standardised(rows: HospitalRows, scale: CommonScale, intercept: bool) -> HospitalRows:
-    """The design in common deviations, with a column of ones in front where there is a common intercept."""
-    x = (rows.x - scale.mean) / scale.deviation
-    if intercept:
-        x = np.concatenate([np.ones((len(x), 1)), x], axis=1)
-    return replace(rows, x=x)
-
-
-def profiled(family: CanonicalGLM) -> Part:
-    """A hospital's part with its own intercept at its best: score and information of the other
-    coefficients."""
-
-    def part(rows: HospitalRows, beta: Floats) -> Sums:
-        p = rows.x.shape[1]
-        if len(rows.y) == 0 or rows.y.min() == rows.y.max():  # nothing but its intercept explains it
-            return Sums(0.0, np.zeros(p), np.zeros((p, p)))
-        eta = rows.x @ beta + rows.offset
-        own = _own_intercept(family, rows.y, eta)
-        mean, variance = family.mean(eta + own)
-        cross = rows.x.T @ variance
-        information = (rows.x * variance[:, None]).T @ rows.x - np.outer(cross, cross) / variance.sum()
-        loglik = float(family.loglik(rows.y, eta + own).sum())
-        return Sums(loglik, rows.x.T @ (rows.y - mean), information)
-
-    return part
-
-
-def _own_intercept(family: CanonicalGLM, y: Floats, eta: Floats) -> float:
-    own = 0.0
-    for _ in range(100):
-        mean, variance = family.mean(eta + own)
-        step = float(np.clip((y - mean).sum() / max(variance.sum(), 1e-12), -2.0, 2.0))
-        own += step
-        if abs(step) < 1e-12:
-            break
-    return own
-
-
-def integrated(family: CanonicalGLM) -> Part:
-    """A hospital's part with a normal intercept of its own integrated out (adaptive Gauss-Hermite).
-
-    Parameters (p + 1,): coefficients, the first of the common intercept, and the log of the deviation. The
-    gradient is the mean of the complete score over the intercept's posterior, the information the mean
-    complete information less the variance of that score (Louis 1982).
+    Sums of squares of a column in its own unit may be large or tiny: each number travels as three.
     """
-    nodes, weights = hermgauss(POINTS)
-
-    def part(rows: HospitalRows, theta: Floats) -> Sums:
-        beta, sd = theta[:-1], float(np.exp(theta[-1]))
-        eta = rows.x @ beta + rows.offset
-        mode, curvature = 0.0, 1.0 / sd**2
-        for _ in range(100):
-            mean, variance = family.mean(eta + mode)
-            curvature = variance.sum() + 1.0 / sd**2
-            step = float(np.clip(((rows.y - mean).sum() - mode / sd**2) / curvature, -2.0, 2.0))
-            mode += step
-            if abs(step) < 1e-10:
-                break
-        at = mode + np.sqrt(2.0 / curvature) * nodes
-        value = np.array([family.loglik(rows.y, eta + u).sum() for u in at])
-        prior = -0.5 * (at / sd) ** 2 - np.log(sd) - 0.5 * np.log(2.0 * np.pi)
-        logs = value + prior + np.log(weights) + nodes**2 + 0.5 * np.log(2.0 / curvature)
-        top = logs.max()
-        loglik = top + float(np.log(np.exp(logs - top).sum()))
-        share = np.exp(logs - loglik)
-        p = rows.x.shape[1]
-        score, information = np.zeros((POINTS, p + 1)), np.zeros((p + 1, p + 1))
-        for k, u in enumerate(at):
-            mean, variance = family.mean(eta + u)
-            score[k, :p] = rows.x.T @ (rows.y - mean)
-            score[k, p] = (u / sd) ** 2 - 1.0
-            information[:p, :p] += share[k] * ((rows.x * variance[:, None]).T @ rows.x)
-            information[p, p] += share[k] * 2.0 * (u / sd) ** 2
-        mean_score = share @ score
-        about = score - mean_score
-        return Sums(loglik, mean_score, information - (about * share[:, None]).T @ about)
-
-    return part
-
-
-def normal_intercepts(rows: HospitalRows, theta: Floats) -> Sums:
-    """A hospital's part of a linear model with a normal intercept of its own, integrated out exactly.
-
-    Parameters (p + 2,): coefficients, the first of the common intercept, and the logs of the residual's and
-    of the intercepts' deviation. Residuals split into those around the hospital's mean (within) and the mean.
-    """
-    p, n = len(theta) - 2, len(rows.y)
-    s, t = np.exp(2.0 * theta[p:])
-    residual = rows.y - rows.x @ theta[:p] - rows.offset
-    mean_x, mean_r = rows.x.mean(axis=0), residual.mean()
-    x, r = rows.x - mean_x, residual - mean_r
-    within, between, q, nt = float(r @ r), n * mean_r**2, n * t + s, n * t
-    loglik = -0.5 * (n * np.log(2.0 * np.pi) + (n - 1) * np.log(s) + np.log(q) + within / s + between / q)
-    inside, outside = x.T @ r, n * mean_x * mean_r
-    score = np.append(
-        inside / s + outside / q,
-        [within / s + between * s / q**2 - (n - 1) - s / q, between * nt / q**2 - nt / q],
+    n, p = rows.x.shape
+    linear, event = family.name == "linear", rows.y > 0
+    kinds = [np.ones(n, dtype=bool)] if linear else [event, ~event] if family.name == "logistic" else [event]
+    exposure = np.exp(np.clip(rows.offset, -40, 40)).sum() if family.name == "poisson" else n
+    cells = [((rows.x == v) & kind[:, None]).sum(axis=0) for kind in kinds for v in (0.0, 1.0)]
+    x, curvature, slope = rows.x, np.zeros((0, 0)), np.zeros(0)
+    if isinstance(family, CanonicalGLM):
+        response, weight = family.working(rows)
+        if own and n:
+            x, response = x - (weight @ x) / weight.sum(), response - (weight @ response) / weight.sum()
+        elif not own:
+            x = np.column_stack([np.ones(n), x])
+        curvature, slope = (x * weight[:, None]).T @ x, x.T @ (weight * response)
+    y = rows.y - rows.offset if linear else rows.y
+    wrong = (y != np.floor(np.maximum(y, 0.0))).sum() if family.name == "poisson" else 0
+    head = [n, 1.0, y.sum(), y @ y, exposure, rows.offset.any(), wrong, *(kind.sum() for kind in kinds)]
+    numbers = [~np.isin(rows.x, (0.0, 1.0)).all(axis=0)]
+    k, ends = len(slope), np.cumsum([len(head), p, p, p, p * len(cells), len(slope)])
+    upper = curvature[np.triu_indices(k)]
+    sums = np.concatenate([head, rows.x.sum(axis=0), (rows.x**2).sum(axis=0), *numbers, *cells, slope, upper])
+    total = yield from _split_total(sums.astype(np.float64), sent)
+    first, of_x, of_squares, plain, small, slope, upper = np.split(total, ends)
+    count, hospitals, outcomes, squares, exposure, offset, wrong = first[:7]
+    if wrong:
+        raise RequestError("the outcome has values that are no counts; poisson needs whole numbers from 0")
+    _enough_rows(first, plain, small.reshape(-1, 2, p).min(axis=(0, 1)), names, family, min_cell)
+    mean = of_x / count
+    deviation = np.sqrt(np.maximum(of_squares / count - mean**2, 0.0))
+    for name, d, m in zip(names, deviation, mean):
+        if d <= 1e-9 * abs(m) or d == 0.0:
+            raise RequestError(f"{name!r} has one value only in the rows used; leave it out")
+    spread = np.sqrt(max(squares / count - (outcomes / count) ** 2, 0.0)) if linear else 1.0
+    rate = outcomes / max(exposure, 1e-12)
+    if spread == 0.0 or rate in ((0.0, 1.0) if family.name == "logistic" else ()):
+        raise RequestError(NOTHING)
+    scale = CommonScale(
+        mean,
+        deviation,
+        count,
+        round(hospitals),
+        round(first[7]),
+        float(rate),
+        float(spread),
+        bool(offset),
     )
-    information = np.zeros((p + 2, p + 2))
-    information[:p, :p] = x.T @ x / s + n * np.outer(mean_x, mean_x) / q
-    information[:p, p] = information[p, :p] = 2.0 * (inside / s + outside * s / q**2)
-    information[:p, p + 1] = information[p + 1, :p] = 2.0 * outside * nt / q**2
-    information[p, p] = 2.0 * (s / q - s**2 / q**2 + within / s - between * (s / q**2 - 2.0 * s**2 / q**3))
-    information[p + 1, p + 1] = 2.0 * (nt / q - nt**2 / q**2 - between * (nt / q**2 - 2.0 * nt**2 / q**3))
-    information[p, p + 1] = information[p + 1, p] = 2.0 * (2.0 * between * s * nt / q**3 - s * nt / q**2)
-    return Sums(float(loglik), score, information)
+    start = np.zeros(p)
+    if k:
+        back = scale.back(not own)
+        matrix = back.T @ _symmetric(upper, k) @ back
+        start = np.asarray(np.linalg.lstsq(matrix, back.T @ slope, rcond=1e-10)[0]) / spread
+    return scale, start
+
+
+def _split_total(values: Floats, sent: list[int]) -> SumProgram[Floats]:
+    """The total of numbers of any size, to twelve decimal places."""
+    high = np.floor(values / LIMB)
+    middle = np.floor(values - high * LIMB)
+    low = values - high * LIMB - middle
+    sent.append(3 * len(values))
+    total = (yield np.concatenate([high, middle, low * LIMB])).reshape(3, -1)
+    return np.asarray(total[0] * LIMB + total[1] + total[2] / LIMB)
+
+
+def _enough_rows(
+    first: Floats, plain: Floats, small: Floats, names: Sequence[str], family: Likelihood, min_cell: int
+) -> None:
+    """Refuse designs that are too fine: every level needs so many events (in linear models, rows) in all
+    hospitals together, and in logistic ones so many without the event."""
+    count, p, events = first[0], len(names), first[7:].min()
+    if count < max(2 * (p + 1), min_cell):
+        raise RequestError(
+            f"{count:.0f} complete rows for {p} coefficients; choose fewer columns or degrees of freedom"
+        )
+    of = {"logistic": "events or non-events", "linear": "rows"}.get(family.name, "events")
+    if events < max(min_cell, 1):
+        if events == 0:
+            raise RequestError(NOTHING)
+        raise RequestError(f"fewer than {min_cell} {of} in the rows used; there is nothing to explain")
+    for name, number, least in zip(names, plain, small):
+        if not number and least < min_cell:
+            raise RequestError(
+                f"{name!r} has a level with fewer {of} in all hospitals together than the minimum cell of "
+                f"{min_cell}; merge levels or leave the column out"
+            )
+
+
+# The climb -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Maximum:
+    """Parameters, covariance (of all of them) and log-likelihood; the log-likelihood and extras at the start,
+    and the extras at the end, which are of the parameters ``at``."""
+
+    theta: Floats
+    at: Floats
+    covariance: Floats
+    loglik: float
+    began: float
+    first: Floats
+    last: Floats
+
+
+@dataclass(eq=False)
+class _Fitting:
+    """One hospital's fit: its standardised rows, and how many numbers it has sent in each total."""
+
+    rows: HospitalRows
+    names: list[str]
+    family: Likelihood
+    scale: CommonScale
+    robust: bool
+    min_cell: int
+    sent: list[int] = field(default_factory=list)
+
+    @property
+    def columns(self) -> HospitalRows:
+        """The rows without a column of ones."""
+        return replace(self.rows, x=self.rows.x[:, self.names[0] == "intercept" :])
+
+    def total(self, vector: Floats) -> SumProgram[Floats]:
+        """The total of a vector, to nine decimal places."""
+        self.sent.append(len(vector))
+        total = yield vector * FINE
+        return total / FINE
+
+    def sums(self, part: Part, theta: Floats, more: Floats) -> SumProgram[tuple[Sums, Floats]]:
+        """Totals of log-likelihood, score and half of the information at some parameters, and of ``more``."""
+        k, here = len(theta), part(self.rows, theta)
+        half = here.information[np.triu_indices(k)]
+        total = yield from self.total(np.concatenate([[here.loglik], here.score, half, more]))
+        end = len(total) - len(more)
+        return Sums(float(total[0]), total[1 : 1 + k], _symmetric(total[1 + k : end], k)), total[end:]
+
+    def climb(
+        self,
+        part: Part,
+        start: Floats,
+        last: Extras,
+        tolerance: float = TOLERANCE,
+        first: Floats | None = None,
+    ) -> SumProgram[_Maximum]:
+        """The maximum from a start.  first, last: further numbers to add up at the start and at the end."""
+        theta, carried, extras = start, False, np.zeros(0)
+        best, at_first = yield from self.sums(part, theta, np.zeros(0) if first is None else first)
+        began = best.loglik
+        _identified(best.information[: len(self.names), : len(self.names)], self.names)
+        for _ in range(MOST_ROUNDS):
+            step = _direction(best)
+            if len(step) > len(self.names) and abs(step[-1]) > 1.0:  # too far for the log of a deviation
+                step = np.append(_direction(Sums(0.0, best.score[:-1], best.information[:-1, :-1])), 0.0)
+            left = float(step @ best.score)
+            if left < tolerance**2 and carried:
+                covariance = np.asarray(np.linalg.inv(best.information), dtype=np.float64)
+                return _Maximum(theta + step, theta, covariance, best.loglik, began, at_first, extras)
+            carried = left < NEARLY**2 * tolerance
+            after, extras = yield from self.sums(
+                part, theta + step, last(theta + step) if carried else np.zeros(0)
+            )
+            while after.loglik < best.loglik - 1e-6 * (1.0 + abs(best.loglik)) and np.abs(step).max() > 1e-6:
+                step, carried = step / 2.0, False
+                after, extras = yield from self.sums(part, theta + step, np.zeros(0))
+            theta, best = theta + step, after
+            if len(theta) > len(self.names) and theta[-1] < LEAST_LOG_SD:
+                return _Maximum(theta, theta, np.zeros((0, 0)), best.loglik, began, at_first, extras)
+            _bounded(theta[: len(self.names)], best, self.names)
+        raise RequestError(
+            f"the fit did not settle in {MOST_ROUNDS} rounds; leave out columns or merge rare levels"
+        )
+
+    def fixed(self, start: Floats) -> SumProgram[tuple[_Maximum, float, float]]:
+        """The maximum without random intercepts, NaN for their deviation, and the log-likelihood without any
+        column."""
+        family, common = self.family, self.names[0] == "intercept"
+        if not isinstance(family, CanonicalGLM):
+            found = yield from self.climb(family.sums, start, self.closing(family.sums))
+            return found, float("nan"), found.began
+        part: Part = family.sums if common else profiled(family)
+        empty = np.zeros(len(self.names))
+        empty[:1] = family.link(self.scale.rate / self.scale.spread) if common else 0.0
+        first = np.array([part(self.rows, empty).loglik])
+        found = yield from self.climb(part, start, self.closing(part), first=first)
+        # beside an offset the best intercept of a logistic model without columns is not known
+        known = not (common and self.scale.offset and family.name == "logistic")
+        return found, float("nan"), float(found.first[0]) if known else float("nan")
+
+    def random(self, start: Floats) -> SumProgram[tuple[_Maximum, float, float]]:
+        """The maximum with random intercepts, their deviation, and NaN: how likely outcomes are without any
+        column is not known. Where hospitals do not differ, the fit with one intercept."""
+        assert isinstance(self.family, CanonicalGLM)
+        linear, k = self.family.name == "linear", len(self.names)
+        part: Part = normal_intercepts if linear else integrated(self.family)
+        near, variance = yield from self._near_random(start)
+        least, tried = np.exp(2.0 * LEAST_LOG_SD), False
+        while True:
+            if variance > least:
+                begin = np.append(near, 0.5 * np.log(variance))
+                found = yield from self.climb(part, begin, self.closing(part), RANDOM_TOLERANCE)
+                if found.theta[-1] >= LEAST_LOG_SD:
+                    return found, float(np.exp(found.theta[-1])), float("nan")
+                near, tried = found.theta[:-1], True
+            plain = self.family.sums
+            found = yield from self.climb(plain, near[:k], self.closing(plain, self._at_no_variance))
+            squares, variances, weights = found.last[-3:]
+            residual = -2.0 * found.loglik / (self.scale.rows - k) if linear else 1.0
+            variance = (squares - residual * variances) / max(weights, 1e-300)
+            if tried or variance <= least:
+                return found, 0.0, float("nan")
+
+    def _near_random(self, start: Floats) -> SumProgram[tuple[Floats, float]]:
+        """Where random intercepts begin: a common intercept, the effects with fixed ones and in linear models
+        the log of the residual's deviation; and the variance of intercepts by their moments."""
+        assert isinstance(self.family, CanonicalGLM)
+        inside, linear = replace(self, rows=self.columns, names=self.names[1:]), self.family.name == "linear"
+        theta, left, residual = start, np.inf, 1.0
+        while left > NEAR**2:
+            at, moments = yield from inside.sums(
+                profiled(self.family), theta, self._intercept_moments(inside.rows, theta)
+            )
+            _identified(at.information, inside.names)
+            step = _direction(at)
+            theta, left = theta + step, float(step @ at.score)
+            _bounded(theta, at, inside.names)
+        if linear:
+            free = self.scale.rows - self.scale.hospitals - len(theta)
+            residual = max((-2.0 * at.loglik - left) / max(free, 1.0), 1e-12)
+        w, wa, waa, w2 = moments * self.typical ** np.array([1, 1, 1, 2]) / residual ** np.array([1, 1, 1, 2])
+        variance = dersimonian_laird(self.scale.hospitals, w, w2, waa - wa**2 / w)
+        return np.concatenate([[wa / w], theta, [0.5 * np.log(residual)] * linear]), variance
+
+    def _intercept_moments(self, rows: HospitalRows, beta: Floats) -> Floats:
+        """(4,) weight, weighted intercept and its square, and squared weight of this hospital."""
+        assert isinstance(self.family, CanonicalGLM)
+        eta, base = rows.x @ beta + rows.offset, self.family.link(self.scale.rate / self.scale.spread)
+        if not len(eta):
+            return np.zeros(4)
+        own = base
+        if rows.y.min() < rows.y.max():
+            own = base + own_intercept(self.family, rows.y, eta + base)
+        mean, variance = self.family.mean(eta + own)
+        weight = variance.sum() / self.typical
+        own += (rows.y - mean).sum() / variance.sum()
+        return np.array([weight, weight * own, weight * own**2, weight**2])
+
+    def _at_no_variance(self, theta: Floats) -> Floats:
+        """(3,) whether intercepts vary at all: squared sum of residuals, its variance, and that squared."""
+        assert isinstance(self.family, CanonicalGLM)
+        mean, variance = self.family.mean(self.rows.x @ theta + self.rows.offset)
+        residual, weight = (self.rows.y - mean).sum() / self.typical, variance.sum() / self.typical
+        return np.array([residual**2, weight / self.typical, weight**2])
+
+    # How hospitals differ
+
+    @property
+    def typical(self) -> float:
+        """Rows of the average hospital: the unit of weights."""
+        return self.scale.rows / self.scale.hospitals
+
+    def own_effects(self, theta: Floats) -> Sums:
+        """This hospital's part at parameters, of the columns alone, own intercept profiled out."""
+        rows, first = self.columns, int(self.names[0] == "intercept")
+        part: Part = profiled(self.family) if isinstance(self.family, CanonicalGLM) else self.family.sums
+        return part(rows, theta[first : first + rows.x.shape[1]])
+
+    def closing(self, part: Part, more: Extras = lambda theta: np.zeros(0)) -> Extras:
+        """What is added up at the end: outer products of scores where standard errors are to allow for
+        correlation within hospitals, and how hospitals differ."""
+
+        def extras(theta: Floats) -> Floats:
+            score = part(self.rows, theta).score
+            outer = np.outer(score, score)[np.triu_indices(len(theta))] if self.robust else np.zeros(0)
+            own = self.own_effects(theta)
+            used, weight = self._used(own), np.diag(own.information)
+            safe = np.where(used, weight, 1.0)
+            each = np.stack(
+                [
+                    np.ones_like(safe),
+                    safe / self.typical,
+                    own.score,
+                    own.score**2 / safe,
+                    (safe / self.typical) ** 2,
+                ]
+            )
+            return np.concatenate([outer, (each * used).ravel(), _score_test(own, used), more(theta)])
+
+        return extras
+
+    def _used(self, own: Sums) -> NDArray[np.bool_]:
+        """(p,) whether this hospital's estimate of an effect counts: enough events, rows of each level, and
+        information."""
+        x, y = self.columns.x, self.rows.y
+        low, high = x.min(axis=0, initial=np.inf), x.max(axis=0, initial=-np.inf)
+        flag = ((x == low) | (x == high)).all(axis=0)
+        few = np.minimum((x == low).sum(axis=0), (x == high).sum(axis=0)) < self.min_cell
+        events = {"logistic": min((y > 0).sum(), (y == 0).sum()), "linear": len(y)}.get(
+            self.family.name, (y > 0).sum()
+        )
+        informed = np.diag(own.information) > 0.04
+        return np.asarray(informed & ~(flag & few) & (events >= max(self.min_cell, 1)))
+
+    def differences(
+        self, found: _Maximum, phi: float
+    ) -> SumProgram[tuple[tuple[EffectHeterogeneity | None, ...], tuple[float, int, float]]]:
+        """How each effect differs between hospitals, on the original scale, and the test that none does."""
+        p, c = self.columns.x.shape[1], self.typical
+        start = len(found.at) * (len(found.at) + 1) // 2 if self.robust else 0
+        count, w, score, q, w2 = found.last[start : start + 5 * p].reshape(5, p)
+        w, w2, q = w * c / phi, w2 * (c / phi) ** 2, (q - score**2 / np.maximum(w * c, 1e-300)) / phi
+        tau2 = np.array([dersimonian_laird(*each) for each in zip(count, w, w2, q)])
+        averaged = count >= LEAST_AVERAGED
+        own = self.own_effects(found.at)
+        sums = np.full((3, p), np.nan)
+        if averaged.any():
+            weight = np.where(self._used(own) & averaged, np.diag(own.information), 0.0)
+            inverse = np.maximum(weight, 1e-300)
+            weight, away = weight / (phi + tau2 * weight), own.score / inverse * (weight > 0)
+            here = np.stack([weight / c, weight * away, weight * away**2])
+            total = yield from self.total(here.ravel())
+            sums = np.where(averaged, total.reshape(3, p), np.nan)
+            sums[0] *= c
+        first, unit = int(self.names[0] == "intercept"), self.scale.spread / self.scale.deviation
+        made = [
+            random_effects(round(count[j]), (w[j], w2[j], q[j]), tau2[j], tuple(sums[:, j])).moved(
+                found.at[first + j], unit[j]
+            )
+            if count[j] >= LEAST_DIFFERING
+            else None
+            for j in range(p)
+        ]
+        statistic, freedom = found.last[start + 5 * p : start + 5 * p + 2]
+        freedom = max(round(freedom) - p, 1)
+        equal = float(statistic / phi), freedom, float(stats.chi2.sf(statistic / phi, freedom))
+        return tuple(made), equal
+
+
+def _score_test(own: Sums, used: NDArray[np.bool_]) -> Floats:
+    """(2,) a hospital's part of Rao's test of equal effects, and its rank: effects that its rows cannot tell
+    apart count with those that they can."""
+    if not used.any():
+        return np.zeros(2)
+    value, vector = np.linalg.eigh(own.information[np.ix_(used, used)])
+    known = value > 1e-9 * max(value.max(), 1e-300)
+    return np.array([((vector[:, known].T @ own.score[used]) ** 2 / value[known]).sum(), known.sum()])
 
 
 def program(
@@ -269,139 +529,46 @@ def program(
     family: Likelihood,
     intercepts: str = "common",
     robust: bool = False,
+    min_cell: int = 0,
 ) -> SumProgram[Fit]:
     """What one hospital does in a regression: its own numbers out, totals in, the common fit at the end."""
-    seen: list[int] = []
-    scale = yield from common_scale(rows, family, seen)
-    constant = np.flatnonzero(scale.deviation < 1e-9 * np.maximum(np.abs(scale.mean), 1.0))
-    if len(constant):
-        raise RequestError(f"{names[constant[0]]!r} has one value only in the rows used; leave it out")
-    own = intercepts == "fixed"
-    has_intercept = family.intercept and not own
-    ready = standardised(rows, scale, has_intercept)
+    sent: list[int] = []
+    scale, start = yield from _first_total(rows, names, family, intercepts != "common", min_cell, sent)
+    linear, has_intercept = family.name == "linear", family.intercept and intercepts != "fixed"
+    x = (rows.x - scale.mean) / scale.deviation
+    x = np.column_stack([np.ones(len(x)), x]) if has_intercept else x
+    ready = HospitalRows(x, rows.y / scale.spread, rows.offset / scale.spread, rows.time)
     called = [*(["intercept"] * has_intercept), *names]
-    start = np.zeros(len(called))
-    if has_intercept:
-        start[0] = _start(family, scale)
-    part: Part = profiled(family) if own and isinstance(family, CanonicalGLM) else family.sums
-    null = float("nan")
-    if isinstance(family, CanonicalGLM):
-        start, null = yield from _first_step(ready, family, part, start, own, seen, called)
-    if intercepts == "random":
-        found = yield from _random(ready, family, start, scale, seen, called)
-    else:
-        beta, total, begun = yield from _climb(ready, part, start, seen, called)
-        found = beta, total.information, total.loglik, float("nan")
-        if not isinstance(family, CanonicalGLM):
-            null = begun
-            _identified(total.information, called)
-    beta, information, loglik, sd = found
-    covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
-    if family.name == "linear" and not sd > 0.0:
-        free = scale.rows - len(called) - (scale.hospitals if own else 0)
-        covariance = covariance * (-2.0 * loglik / max(free, 1))
+    fitting = _Fitting(ready, called, family, scale, robust, min_cell, sent)
+    found, sd, null = yield from fitting.random(start) if intercepts == "random" else fitting.fixed(start)
+    k = len(called)
+    covariance, loglik, phi = found.covariance, found.loglik, 1.0
+    if linear and sd > 0.0:
+        phi, loglik = float(np.exp(2.0 * found.theta[k])), loglik - scale.rows * np.log(scale.spread)
+    elif linear:
+        free = scale.rows - k - (scale.hospitals if intercepts == "fixed" else 0)
+        phi = -2.0 * loglik / max(free, 1.0)
+        covariance = covariance * phi
+        loglik, null = (_normal_loglik(v, scale) for v in (loglik, null))
     if robust:
-        covariance = yield from robust_covariance(ready, beta, part, scale, seen)
-    score, own_information = _by_hospital(ready, beta, family, scale, has_intercept)
-    back = _back(scale, has_intercept)
+        bread = found.covariance
+        meat = _symmetric(found.last[: len(bread) * (len(bread) + 1) // 2], len(bread))
+        correction = scale.hospitals / (scale.hospitals - 1) * (scale.rows - 1) / (scale.rows - k)
+        covariance = correction * bread @ meat @ bread
+    differences, equal = yield from fitting.differences(found, phi)
+    own, back = fitting.own_effects(found.theta), scale.back(has_intercept) * scale.spread
+    unit = scale.spread / scale.deviation
     return Fit(
-        tuple(called), back @ beta, back @ covariance @ back.T, loglik, null, round(scale.rows),
-        scale.hospitals, len(seen), sum(seen), sd, score, own_information,
+        tuple(called), back @ found.theta[:k], back @ covariance[:k, :k] @ back.T, loglik, null,
+        round(scale.rows), scale.events, scale.hospitals, len(sent), sum(sent), sd * scale.spread, unit,
+        own.score / unit / phi, own.information / np.outer(unit, unit) / phi, differences, equal,
     )  # fmt: skip
 
 
-def _random(
-    ready: HospitalRows,
-    family: Likelihood,
-    start: Floats,
-    scale: CommonScale,
-    seen: list[int],
-    called: list[str],
-) -> SumProgram[tuple[Floats, Floats, float, float]]:
-    """Coefficients, information, log-likelihood and the deviation of random intercepts; where hospitals do
-    not differ, the fit with one intercept."""
-    assert isinstance(family, CanonicalGLM)
-    unit = scale.spread if family.name == "linear" else 1.0
-    scaled = replace(ready, y=ready.y / unit, offset=ready.offset / unit) if unit != 1.0 else ready
-    more = [np.log(START_SD)] if unit == 1.0 else [0.0, np.log(START_SD)]
-    part = integrated(family) if unit == 1.0 else normal_intercepts
-    named = [*called, *(["residual"] if unit != 1.0 else []), "deviation"]
-    theta, total, _ = yield from _climb(scaled, part, np.append(start / unit, more), seen, named)
-    p = len(start)
-    if theta[-1] < LEAST_LOG_SD:
-        beta, total, _ = yield from _climb(ready, family.sums, unit * theta[:p], seen, called)
-        return beta, total.information, total.loglik, 0.0
-    loglik = total.loglik - (scale.rows * np.log(unit))
-    # the inverse of the whole information, cut to the coefficients, is their covariance
-    covariance = np.linalg.inv(total.information)[:p, :p] * unit**2
-    return theta[:p] * unit, np.linalg.inv(covariance), loglik, float(np.exp(theta[-1])) * unit
-
-
-def _start(family: Likelihood, scale: CommonScale) -> float:
-    """The intercept without any column, as far as sums say."""
-    rate = scale.outcomes / max(scale.exposure, 1e-12)
-    if family.name == "logistic":
-        if not 0.0 < rate < 1.0:
-            raise RequestError("the outcome has one value only in the rows used; there is nothing to explain")
-        return float(np.log(rate / (1.0 - rate)))
-    if family.name == "poisson":
-        if rate <= 0.0:
-            raise RequestError("no event was counted in the rows used; there is nothing to explain")
-        return float(np.log(rate))
-    return float(rate)
-
-
-def _first_step(
-    rows: HospitalRows,
-    family: CanonicalGLM,
-    part: Part,
-    null: Floats,
-    own: bool,
-    seen: list[int],
-    names: Sequence[str],
-) -> SumProgram[tuple[Floats, float]]:
-    """Weighted least squares on working responses: a start from which few Newton steps are left.
-
-    The log-likelihood without any column travels along. With intercepts of their own hospitals take their
-    weighted means out.
-    """
-    k = len(null)
-    half = np.triu_indices(k)
-    response, weight = family.working(rows)
-    x = rows.x
-    if own and len(x):
-        x = x - (weight @ x) / weight.sum()
-        response = response - (weight @ response) / weight.sum()
-    curvature = (x * weight[:, None]).T @ x
-    vector = np.concatenate([[part(rows, null).loglik], x.T @ (weight * response), curvature[half]])
-    total = yield from _counted(vector, seen)
-    curvature = _symmetric(total[1 + k :], k)
-    _identified(curvature, names)
-    return np.asarray(np.linalg.lstsq(curvature, total[1 : 1 + k], rcond=1e-10)[0]), float(total[0])
-
-
-def _climb(
-    rows: HospitalRows, part: Part, start: Floats, seen: list[int], names: Sequence[str]
-) -> SumProgram[tuple[Floats, Sums, float]]:
-    """The maximum, the sums there, and the log-likelihood at the start."""
-    theta, step = start, np.zeros_like(start)
-    best = yield from _sums(rows, part, theta, seen)
-    null = best.loglik
-    for _ in range(MOST_ROUNDS):
-        step = _direction(best)
-        if float(step @ best.score) < TOLERANCE**2:
-            return theta + step, best, null
-        after = yield from _sums(rows, part, theta + step, seen)
-        while after.loglik < best.loglik - 1e-6 * (1.0 + abs(best.loglik)) and np.abs(step).max() > 1e-6:
-            step = step / 2.0
-            after = yield from _sums(rows, part, theta + step, seen)
-        theta, best = theta + step, after
-        if names[-1] == "deviation" and theta[-1] < LEAST_LOG_SD:
-            return theta, best, null
-        _bounded(theta, best, names)
-    raise RequestError(
-        f"the fit did not settle in {MOST_ROUNDS} rounds; leave out columns or merge rare levels"
-    )
+def _normal_loglik(value: float, scale: CommonScale) -> float:
+    """A normal log-likelihood with the residual variance at its best, from that with unit variance."""
+    residual = max(-2.0 * value / scale.rows, 1e-300)
+    return -0.5 * scale.rows * float(np.log(2.0 * np.pi * residual * scale.spread**2) + 1.0)
 
 
 def _direction(at: Sums) -> Floats:
@@ -409,15 +576,6 @@ def _direction(at: Sums) -> Floats:
     value, vector = np.linalg.eigh(at.information)
     bounded = np.maximum(np.abs(value), 1e-6 * max(np.abs(value).max(), 1e-12))
     return np.asarray(vector @ ((vector.T @ at.score) / bounded))
-
-
-def _sums(rows: HospitalRows, part: Part, theta: Floats, seen: list[int]) -> SumProgram[Sums]:
-    """Totals of all hospitals: a log-likelihood, a score and half of a symmetric matrix each."""
-    k = len(theta)
-    here = part(rows, theta)
-    vector = np.concatenate([[here.loglik], here.score, here.information[np.triu_indices(k)]])
-    total = yield from _counted(vector, seen)
-    return Sums(float(total[0]), total[1 : 1 + k], _symmetric(total[1 + k :], k))
 
 
 def _symmetric(upper: Floats, k: int) -> Floats:
@@ -442,52 +600,12 @@ def _identified(information: Floats, names: Sequence[str]) -> None:
 
 def _bounded(theta: Floats, at: Sums, names: Sequence[str]) -> None:
     """Refuse coefficients that run away: a column that separates the outcomes."""
-    spread = np.sqrt(np.maximum(np.diag(at.information), 1e-300))
+    spread = np.sqrt(np.maximum(np.diag(at.information)[: len(theta)], 1e-300))
     flat = (spread < 1e-2) & (np.abs(theta) > 5.0)
     worst = int(np.argmax(np.abs(theta) * (1 + 10 * flat)))
-    if names[worst] in ("intercept", "deviation") or not (abs(theta[worst]) > SEPARATED or flat[worst]):
+    if names[worst] == "intercept" or not (abs(theta[worst]) > SEPARATED or flat[worst]):
         return
     raise RequestError(
         f"{names[worst]!r} separates those with the outcome from those without, so its effect has no finite "
         "estimate; leave it out or merge levels"
     )
-
-
-def _back(scale: CommonScale, intercept: bool) -> Floats:
-    """(k, k) from coefficients of standardised columns to those of the columns."""
-    inverse = np.diag(1.0 / scale.deviation)
-    if not intercept:
-        return inverse
-    whole = np.zeros((len(scale.mean) + 1, len(scale.mean) + 1))
-    whole[0, 0] = 1.0
-    whole[0, 1:] = -scale.mean / scale.deviation
-    whole[1:, 1:] = inverse
-    return whole
-
-
-def _by_hospital(
-    ready: HospitalRows, beta: Floats, family: Likelihood, scale: CommonScale, intercept: bool
-) -> tuple[Floats, Floats]:
-    """Score and information of the columns at the estimate, own intercept profiled out; original scale."""
-    at = beta[1:] if intercept else beta
-    part: Part = profiled(family) if isinstance(family, CanonicalGLM) else family.sums
-    found = part(replace(ready, x=ready.x[:, 1:] if intercept else ready.x), at)
-    s = scale.deviation
-    return found.score * s, found.information * np.outer(s, s)
-
-
-def robust_covariance(
-    ready: HospitalRows, beta: Floats, part: Part, scale: CommonScale, seen: list[int]
-) -> SumProgram[Floats]:
-    """(k, k) the covariance of the coefficients when rows of one hospital may be correlated (CR1).
-
-    Each hospital adds its information and the outer product of its own score; only the totals are needed.
-    """
-    k, here = len(beta), part(ready, beta)
-    half = np.triu_indices(k)
-    vector = np.concatenate([here.information[half], np.outer(here.score, here.score)[half]])
-    total = yield from _counted(vector, seen)
-    bread = np.linalg.inv(_symmetric(total[: len(half[0])], k))
-    meat = _symmetric(total[len(half[0]) :], k)
-    correction = scale.hospitals / (scale.hospitals - 1) * (scale.rows - 1) / (scale.rows - k)
-    return np.asarray(correction * bread @ meat @ bread)

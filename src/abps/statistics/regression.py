@@ -23,7 +23,6 @@ from abps.statistics.heterogeneity import (
     EffectHeterogeneity,
     LikelihoodSummary,
     effect_profile,
-    equal_effects,
     hospital_estimates,
     likelihood_summary,
     summarise,
@@ -60,7 +59,8 @@ class EffectEstimate:
 class RegressionResult:
     """The result of a regression over hospitals.
 
-    lr, lr_p: likelihood-ratio test of all columns together.  sd: of random intercepts.
+    lr, lr_p: likelihood-ratio test of all columns together; wald, wald_p: Wald's; lr_df: of both.
+    sd: of random intercepts.
     centers: their names, where they are known; taking_part: how many.
     hospitals: by effect, the hospitals' own estimates and standard errors.
     equal: score test that effects are the same everywhere (statistic, degrees of freedom, p).
@@ -83,6 +83,8 @@ class RegressionResult:
     lr: float
     lr_df: int
     lr_p: float
+    wald: float
+    wald_p: float
     sd: float
     hospitals: dict[str, dict[str, tuple[float, float]]]
     equal: tuple[float, int, float]
@@ -210,11 +212,10 @@ def regress(
         raise RequestError(f"{center!r} names {len(parts)} hospital; a regression over hospitals needs two")
     schema, _ = agree(parsed, parts, min_cell)
     rows = [_rows(part, schema.build(part), label, duration, family) for part in parts]
-    _large_enough(rows, schema.names, family, min_cell)
     notes = _notes(rows, names, intercepts, family)
-    fits = fit(rows, schema.names, chosen, intercepts, robust)
-    counts = np.array([_events(one, family) for one in rows])
-    return _result(fits, family, intercepts, robust, label, rows, counts, names, incomplete, notes)
+    fits = fit(rows, schema.names, chosen, intercepts, robust, min_cell)
+    result = common_result(fits[0], family, intercepts, robust, label, notes)
+    return replace(_with_hospitals(result, fits, rows, names), incomplete=incomplete)
 
 
 def _family(family: str, intercepts: str, duration: str | None) -> Any:
@@ -262,28 +263,6 @@ def _events(rows: HospitalRows, family: str) -> int:
     return int(rows.y.sum()) if family != "linear" else len(rows.y)
 
 
-def _large_enough(rows: Sequence[HospitalRows], names: Sequence[str], family: str, min_cell: int) -> None:
-    """Refuse designs that are too fine for the rows of all hospitals together."""
-    total, p = sum(len(one.y) for one in rows), len(names)
-    if total < 2 * (p + 1) or total < min_cell:
-        raise RequestError(
-            f"{total} complete rows for {p} coefficients; choose fewer columns or fewer degrees of freedom"
-        )
-    if family not in ("logistic", "cox"):
-        return
-    for k, name in enumerate(names):
-        columns = [one.x[:, k] for one in rows]
-        if not all(np.isin(column, (0.0, 1.0)).all() for column in columns):
-            continue
-        for value in (0.0, 1.0):
-            inside = sum(int(((column == value) & (one.y > 0)).sum()) for column, one in zip(columns, rows))
-            if 0 < inside < min_cell:
-                raise RequestError(
-                    f"{name!r} = {value:g} has {inside} event(s) in all hospitals together, fewer than the "
-                    f"minimum cell of {min_cell}; merge levels or leave the column out"
-                )
-
-
 def _notes(
     rows: Sequence[HospitalRows], names: Sequence[str], intercepts: str, family: str
 ) -> tuple[str, ...]:
@@ -297,87 +276,63 @@ def _notes(
 
 
 def common_result(
-    fit: Fit, family: str, intercepts: str, robust: bool, label: str, events: int
-) -> RegressionResult:
-    """A regression as one of its hospitals knows it: the effects of all, and nothing of single hospitals."""
-    counts = np.zeros(0)
-    found = _result([fit], family, intercepts, robust, label, (), counts, (), 0, ())
-    return replace(found, events=events, equal=(float("nan"), 0, float("nan")))
-
-
-def _result(
-    fits: Sequence[Fit],
+    fitted: Fit,
     family: str,
     intercepts: str,
     robust: bool,
     label: str,
-    rows: Sequence[HospitalRows],
-    counts: Floats,
-    names: tuple[str, ...],
-    incomplete: int,
-    notes: tuple[str, ...],
+    notes: tuple[str, ...] = (),
 ) -> RegressionResult:
-    fitted = fits[0]
+    """A regression as one of its hospitals knows it: the effects of all, how they differ as far as sums say,
+    and nothing of single hospitals."""
     se = np.sqrt(np.diag(fitted.covariance))
-    total = fitted.rows
-    freedom = np.inf
+    freedom = float("inf")
     if robust:
         freedom = fitted.hospitals - 1
     elif family == "linear":
-        freedom = total - len(fitted.beta)
-    critical = float(stats.t.ppf(0.975, freedom))
-    shown = counts >= SHOWN_EVENTS
-    first = len(fitted.beta) - len(fitted.score)
-    effects, hospitals = [], {}
-    for k, name in enumerate(fitted.names):
-        found = None
-        if k >= first and family != "linear" and len(fits) > 1:
-            estimates, variances = hospital_estimates(fits, k - first)
-            good = shown & np.isfinite(variances) & (variances < 25.0)
-            if good.sum() >= 2:
-                found = summarise(estimates[good], variances[good])
-                if counts[good].min() < SPARSE_EVENTS:
-                    found = replace(found, likelihood=_by_likelihood(rows, fits, k - first, family, found))
-            hospitals[name] = {
-                names[i]: (float(estimates[i]), float(variances[i] ** 0.5)) for i in np.flatnonzero(good)
-            }
-        z = fitted.beta[k] / se[k]
-        effects.append(
-            EffectEstimate(
-                name,
-                float(fitted.beta[k]),
-                float(se[k]),
-                float(fitted.beta[k] - critical * se[k]),
-                float(fitted.beta[k] + critical * se[k]),
-                float(2.0 * stats.t.sf(abs(z), freedom)),
-                found,
-            )
+        freedom = fitted.rows - len(fitted.beta) - (fitted.hospitals if intercepts == "fixed" else 0)
+    critical, p = stats.t.ppf(0.975, freedom), 2.0 * stats.t.sf(np.abs(fitted.beta / se), freedom)
+    first, columns = len(fitted.beta) - len(fitted.score), len(fitted.score)
+    differ = (*(None,) * first, *fitted.differences)
+    effects = tuple(
+        EffectEstimate(
+            name, float(b), float(s), float(b - critical * s), float(b + critical * s), float(q), h
         )
-    lr = 2.0 * (fitted.loglik - fitted.null) if family != "linear" else float("nan")
-    columns = len(fitted.score)
-    return RegressionResult(
-        family,
-        intercepts,
-        robust,
-        label,
-        tuple(effects),
-        total,
-        int(counts.sum()),
-        incomplete,
-        names,
-        fitted.hospitals,
-        fitted.rounds,
-        fitted.bytes,
-        fitted.loglik,
-        lr,
-        columns,
-        float(stats.chi2.sf(lr, columns)) if np.isfinite(lr) else float("nan"),
-        fitted.sd,
-        hospitals,
-        equal_effects(fits),
-        _ratios(rows, fitted, names, family, counts),
-        notes,
+        for name, b, s, q, h in zip(fitted.names, fitted.beta, se, p, differ, strict=True)
     )
+    inner = fitted.covariance[first:, first:]
+    wald = float(fitted.beta[first:] @ np.linalg.solve(inner, fitted.beta[first:]))
+    lr = float("nan") if robust else 2.0 * (fitted.loglik - fitted.null)
+    return RegressionResult(
+        family, intercepts, robust, label, effects, fitted.rows, fitted.events, 0, (), fitted.hospitals,
+        fitted.rounds, fitted.bytes, fitted.loglik, lr, columns, float(stats.chi2.sf(lr, columns)), wald,
+        float(stats.chi2.sf(wald, columns)), fitted.sd, {}, fitted.equal, {}, notes,
+    )  # fmt: skip
+
+
+def _with_hospitals(
+    result: RegressionResult, fits: Sequence[Fit], rows: Sequence[HospitalRows], names: tuple[str, ...]
+) -> RegressionResult:
+    """The result of one table, with the hospitals' own estimates and outcomes."""
+    first, events = (
+        len(fits[0].beta) - len(fits[0].score),
+        np.array([_events(r, result.family) for r in rows]),
+    )
+    effects, hospitals = list(result.effects), {}
+    for column, unit in enumerate(fits[0].unit):
+        estimates, variances = hospital_estimates(fits, column)
+        good = (events >= SHOWN_EVENTS) & (variances < 25.0 * unit**2)
+        effect, found = effects[first + column], None
+        if good.sum() >= 2:
+            found = summarise(estimates[good], variances[good])
+            if events[good].min() < SPARSE_EVENTS and result.family != "linear":
+                found = replace(found, likelihood=_by_likelihood(rows, fits, column, result.family, found))
+        effects[first + column] = replace(effect, heterogeneity=found)
+        hospitals[effect.name] = {
+            names[i]: (float(estimates[i]), float(variances[i] ** 0.5)) for i in np.flatnonzero(good)
+        }
+    ratios = _ratios(rows, fits[0], names, result.family, events)
+    return replace(result, effects=tuple(effects), centers=names, hospitals=hospitals, ratios=ratios)
 
 
 def _by_likelihood(

@@ -93,6 +93,7 @@ class Proposal:
             **head,
             "method": agreement.method,
             "who sees our uploads": "nobody: masked sums" if config.privacy.secure else "each coordinator",
+            "if a member is absent": config.if_absent()[1] if config.privacy.secure else "others go on",
             "counted by all sites under masks before": list(agreement.uncounted),
             "settings": dict(agreement.settings),
             "model": str(config.training.model),

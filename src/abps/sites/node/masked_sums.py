@@ -104,6 +104,13 @@ class MaskedSums:
 
     def present(self, round: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose summands have come."""
+        absent = sorted(set(self.context.roster) - set(names))
+        if absent and self.context.method.if_absent()[0]:
+            what = (
+                f"the sum of round {round} is without {', '.join(absent)}, and the study waits for everybody"
+            )
+            self.transport.log_decision(what, round=round)
+            raise RequestError(what)
         if self.opened() not in (None, sorted(names)):
             what = (
                 f"the sum of round {round} is of other members than an earlier one, and the difference would "
