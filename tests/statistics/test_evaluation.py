@@ -9,7 +9,7 @@ from scipy.special import expit
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from abps.core.errors import RequestError
-from abps.statistics.evaluation import evaluate_models, formula_probabilities
+from abps.statistics.evaluation import evaluate_models, formula_probabilities, onnx_probabilities
 
 
 def rows(seed=0, n=1500):
@@ -61,3 +61,42 @@ def test_a_formula_gives_its_probabilities():
         formula_probabilities(frame, {"bmi": 1.0})
     with pytest.raises(RequestError, match="between 0 and 1"):
         evaluate_models({"m": np.array([0.5, 1.5])}, np.array([0.0, 1.0]), ["a", "a"])
+
+
+def test_subgroups_and_hospitals_outside_are_those_rows():
+    hospital, x, p, y = rows()
+    sex = np.where(x > 0, "f", "m")
+    found = evaluate_models({"m": p}, y, hospital, subgroups={"sex": sex}, outside=["c"])
+    one = next(r for r in found.results if (r.hospital, r.subgroup) == ("b", "sex=f"))
+    here = (hospital == "b") & (sex == "f")
+    assert one.rows == here.sum() and one.auroc == pytest.approx(roc_auc_score(y[here], p[here]), abs=1e-12)
+    inside = hospital != "c"
+    alone = evaluate_models({"m": p[inside]}, y[inside], hospital[inside])
+    assert found.summary("m")["mean"] == alone.summary("m")["mean"]
+    assert "m at c: AUROC" in found.transport("m")[0] or "too few" in found.transport("m")[0]
+    matrix = found.matrix()
+    assert matrix.columns == ["model", "a", "b", "c", "tiny"] and matrix["tiny"].null_count() == 1
+    assert all(r["subgroup"] for r in found.to_json()["results"])
+    with pytest.raises(RequestError, match="'z' is no hospital"):
+        evaluate_models({"m": p}, y, hospital, outside=["z"])
+    with pytest.raises(RequestError, match="levels; choose one"):
+        evaluate_models({"m": p}, y, hospital, subgroups={"x": [str(v) for v in x]})
+
+
+def test_an_onnx_file_with_an_input_per_column_gives_its_probabilities(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from onnx import TensorProto, helper
+
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, 1]) for n in ("age", "bmi")]
+    output = helper.make_tensor_value_info("p", TensorProto.FLOAT, [None, 1])
+    nodes = [helper.make_node("Add", ["age", "bmi"], ["s"]), helper.make_node("Sigmoid", ["s"], ["p"])]
+    graph = helper.make_graph(nodes, "g", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "other.onnx")
+    frame = pl.DataFrame({"age": [0.5, -1.0], "bmi": [1, 0]})
+    np.testing.assert_allclose(
+        onnx_probabilities(frame, tmp_path / "other.onnx"), expit([1.5, -1.0]), rtol=1e-6
+    )
+    with pytest.raises(RequestError, match="needs a column 'bmi'"):
+        onnx_probabilities(frame.drop("bmi"), tmp_path / "other.onnx")

@@ -110,13 +110,20 @@ def evaluate(
     model: Annotated[
         list[str],
         typer.Option(
-            help="A folder of `abps fit`, a JSON file of coefficients, or a column of probabilities; "
-            "may be repeated."
+            help="A folder of `abps fit`, an ONNX file, a JSON file of coefficients, or a column of "
+            "probabilities; may be repeated."
         ),
     ],
     thresholds: Annotated[str, typer.Option(help="Net benefit at these, with commas between.")] = "0.1,0.2",
+    subgroups: Annotated[str, typer.Option(help="Columns of subgroups, with commas between.")] = "",
+    outside: Annotated[
+        str, typer.Option(help="Hospitals that took no part in making the models, with commas between.")
+    ] = "",
     min_cell: Annotated[int, typer.Option(help="Fewest events and non-events of a hospital.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Write evaluation.csv to this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write evaluation.csv, matrix.csv and evaluation.json to this folder.")
+    ] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Evaluate models at every hospital: AUROC, calibration, Brier score and net benefit.
 
@@ -127,39 +134,58 @@ def evaluate(
     from abps.statistics.evaluation import evaluate_models
 
     at = options.numbers(thresholds, "--thresholds", float, "numbers between 0 and 1")
-    frame = read_frame(data)
-    for column in (label, center):
+    frame, by = read_frame(data), options.split(subgroups)
+    for column in (label, center, *by):
         if column not in frame.columns:
             raise RequestError(f"{data} has no column {column!r}")
     frame = frame.drop_nulls([label, center])
     probabilities = {name: _probabilities(name, frame) for name in model}
-    hospitals = frame[center].cast(str).to_list()
-    found = evaluate_models(probabilities, frame[label].to_numpy(), hospitals, at, min_cell)
+    levels = {name: frame[name].cast(str).to_list() for name in by}
+    found = evaluate_models(
+        probabilities, frame[label].to_numpy(), frame[center].cast(str).to_list(), at, min_cell, levels,
+        options.split(outside),
+    )  # fmt: skip
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         files.write_text(out / "evaluation.csv", found.frame().write_csv())
+        files.write_text(out / "matrix.csv", found.matrix().write_csv())
+        files.write_json(out / "evaluation.json", found.to_json())
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
     rows = []
-    for name in probabilities:
-        said = found.summary(name)
+    for name, group in found.summaries:
+        said = found.summary(name, group)
         if said is None:
-            rows.append((name, "–", f"fewer than two hospitals with {min_cell} events", "", "", ""))
+            rows.append((name, group, "–", f"fewer than two hospitals with {min_cell} events", "", "", ""))
             continue
         interval, following = (f"{said[f'{k}low']:.3f} to {said[f'{k}high']:.3f}" for k in ("", "next_"))
+        following = "–" if "nan" in following else following
         mean, tau2 = f"{said['mean']:.3f}", f"{said['tau2']:.3f}"
-        rows.append((name, f"{int(said['hospitals'])}", mean, interval, following, tau2))
-    head = ("model", "hospitals", "AUROC", "95 % interval", "next hospital", "τ²")
-    options.terminal().print(options.rows_table(head, rows))
+        rows.append((name, group, f"{int(said['hospitals'])}", mean, interval, following, tau2))
+    head = ("model", "patients", "hospitals", "AUROC", "95 % interval", "next hospital", "τ²")
+    console = options.terminal()
+    console.print(options.rows_table(head, rows, left=head[:2]))
+    for line in (line for name in probabilities for line in found.transport(name)):
+        console.print(line)
 
 
 def _probabilities(name: str, frame: pl.DataFrame) -> Any:
     from abps.fitted.folder import load_model
-    from abps.statistics.evaluation import formula_probabilities
+    from abps.statistics.evaluation import formula_probabilities, onnx_probabilities
 
     if name in frame.columns:
         return frame[name].to_numpy()
     path = Path(name)
     if path.suffix == ".json" and path.is_file():
-        return formula_probabilities(frame, json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return formula_probabilities(frame, json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise RequestError(f'{path}: write coefficients as {{"intercept": -3, "age": 0.04}}') from error
+    if path.suffix == ".onnx" and path.is_file():
+        return onnx_probabilities(frame, path)
     if path.is_dir():
         return load_model(path).predict_proba(frame)[:, 1]
-    raise RequestError(f"--model {name}: no column of the table, no JSON file of coefficients and no folder")
+    raise RequestError(
+        f"--model {name}: no column of the table, no JSON file of coefficients, no ONNX file and no folder"
+    )

@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
@@ -121,6 +122,11 @@ class Regression(CoordinatedMethod):
         schema = book_schema(data.book, self.formula)
         return schema, [complete(data.source, center, schema, kind) for center in range(data.size)]
 
+    def used(self, data: Prepared) -> NDArray[np.bool_]:
+        """(rows,) whether a row of some data is in the regression."""
+        assert data.book is not None and data.source is not None
+        return complete_rows_of(data.source, book_schema(data.book, self.formula))
+
     def init(self, context: Context) -> RegressionState:
         """No totals yet."""
         nothing = np.zeros(0)
@@ -220,20 +226,22 @@ def _knots(book: Codebook, column: str, df: int) -> tuple[float, ...]:
 
 def complete(source: Federation, center: int, schema: Schema, kind: str) -> HospitalRows:
     """One center's rows in which every column of the formula is known and every level is an agreed one."""
-    of = np.flatnonzero(source.center == center)
-    frame = source.features[of].select(schema.formula.columns)
-    known = np.array(
-        frame.select(pl.all_horizontal(pl.all().is_not_null())).to_series().to_numpy(), dtype=bool
-    )
-    for name in frame.columns:
-        if name in schema.levels:
-            known &= frame[name].cast(pl.String).is_in(list(schema.levels[name])).fill_null(False).to_numpy()
-        else:
-            known &= np.isfinite(frame[name].cast(pl.Float64).fill_null(np.nan).to_numpy())
-    x, offset = schema.build(frame.filter(pl.Series(known)))
-    label = source.label[of][known]
+    known = complete_rows_of(source, schema) & (source.center == center)
+    x, offset = schema.build(source.features.filter(pl.Series(known)))
+    label = np.asarray(source.label[known], dtype=np.float64)
     if kind == "survival":
-        return HospitalRows(
-            x, (~np.signbit(label)).astype(np.float64), offset, np.abs(label).astype(np.float64)
-        )
-    return HospitalRows(x, np.asarray(label, dtype=np.float64), offset)
+        return HospitalRows(x, (~np.signbit(label)).astype(np.float64), offset, np.abs(label))
+    return HospitalRows(x, label, offset)
+
+
+def complete_rows_of(source: Federation, schema: Schema) -> NDArray[np.bool_]:
+    """(rows,) whether every column of the formula is known, and every level an agreed one."""
+    known = np.ones(source.rows, dtype=bool)
+    for name in schema.formula.columns:
+        column = source.features[name]
+        if name in schema.levels:
+            agreed = column.cast(pl.String).is_in(list(schema.levels[name]))
+            known &= agreed.fill_null(False).to_numpy()
+        else:
+            known &= np.isfinite(column.cast(pl.Float64).fill_null(np.nan).to_numpy())
+    return known

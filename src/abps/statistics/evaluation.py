@@ -1,13 +1,18 @@
 """Evaluation of models at every hospital: discrimination, calibration and benefit, and how far they vary.
 
-A model is a column of probabilities, a fitted folder, or coefficients. A hospital reports its figures only
-above the minimum cell of events and non-events; the summary over hospitals is a random-effects one.
+A model is a column of probabilities, a fitted folder, an ONNX file, or coefficients. A hospital reports its
+figures only above the minimum cell of events and non-events; the summary over hospitals is a random-effects
+one. Hospitals that took no part in a model's making can be held apart and compared with what the others
+predict for a further hospital.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -22,12 +27,20 @@ from abps.statistics.heterogeneity import EffectHeterogeneity, summarise
 
 Floats = NDArray[np.float64]
 
+#: Half the width of a 95 % interval in standard errors; and the most levels of a column of subgroups.
+NORMAL: Final = 1.959963984540054
+MOST_LEVELS: Final = 12
+
+#: Whom figures are of where they are of no subgroup.
+ALL: Final = "all"
+
 
 @dataclass(frozen=True)
 class AtHospital:
     """One model at one hospital; nothing but its name where it has too few events or non-events.
 
-    auroc_se: by DeLong.  intercept, slope: of calibration.  benefit: net benefit at each threshold.
+    auroc_se: by DeLong.  intercept, slope: of calibration.
+    benefit: net benefit at each threshold.  subgroup: column=level, or all.
     """
 
     model: str
@@ -40,39 +53,73 @@ class AtHospital:
     intercept: float | None = None
     slope: float | None = None
     benefit: tuple[float, ...] = ()
+    subgroup: str = ALL
 
 
 @dataclass(frozen=True)
 class HospitalEvaluation:
-    """Every model at every hospital, and by model the random-effects summary of log-odds of AUROC."""
+    """Every model at every hospital, and by model and subgroup the random-effects summary of log-odds of
+    AUROC over hospitals that are not ``outside``."""
 
     results: tuple[AtHospital, ...]
-    summaries: Mapping[str, EffectHeterogeneity | None]
+    summaries: Mapping[tuple[str, str], EffectHeterogeneity | None]
     thresholds: tuple[float, ...]
     min_cell: int
+    outside: tuple[str, ...] = ()
 
     def frame(self) -> pl.DataFrame:
-        """One row per model and hospital; null where suppressed."""
+        """One row per model, subgroup and hospital; null where suppressed."""
+        benefit = [f"net benefit at {t:g}" for t in self.thresholds]
         rows = [
             {
                 **{k: v for k, v in vars(one).items() if k != "benefit"},
-                **{
-                    f"net benefit at {t:g}": (one.benefit[k] if one.benefit else None)
-                    for k, t in enumerate(self.thresholds)
-                },
+                **dict(zip(benefit, one.benefit or [None] * len(benefit))),
+                "took_part": one.hospital not in self.outside,
             }
             for one in self.results
         ]
         return pl.DataFrame(rows, infer_schema_length=None)
 
-    def summary(self, model: str) -> dict[str, float] | None:
+    def matrix(self) -> pl.DataFrame:
+        """AUROC of every model (rows) at every hospital (columns), all patients; null where suppressed."""
+        found = self.frame().filter(pl.col("subgroup") == ALL)
+        return found.pivot("hospital", index="model", values="auroc")
+
+    def summary(self, model: str, subgroup: str = ALL) -> dict[str, float] | None:
         """AUROC of the average hospital with its 95 % interval, and where that of a further one would lie."""
-        found = self.summaries[model]
+        found = self.summaries[model, subgroup]
         if found is None:
             return None
         names = ("mean", "low", "high", "next_low", "next_high")
         back = {name: float(expit(getattr(found, name))) for name in names}
         return {**back, "tau2": found.tau2, "i2": found.i2, "hospitals": float(found.hospitals)}
+
+    def transport(self, model: str) -> list[str]:
+        """A sentence for every hospital that took no part: its AUROC beside what the others predict."""
+        said, expected = [], self.summary(model)
+        for one in self.results:
+            if one.model != model or one.subgroup != ALL or one.hospital not in self.outside:
+                continue
+            if one.auroc is None or expected is None or not np.isfinite(expected["next_low"]):
+                said.append(f"{model} at {one.hospital}: too few events, or too few other hospitals, to say")
+                continue
+            low, high = expected["next_low"], expected["next_high"]
+            where = "inside" if low <= one.auroc <= high else "outside"
+            said.append(
+                f"{model} at {one.hospital}: AUROC {one.auroc:.3f}, {where} the {low:.3f} to {high:.3f} that "
+                "the others predict for a further hospital"
+            )
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: every figure, and the summaries."""
+        summaries = [
+            {"model": model, "subgroup": subgroup, **(self.summary(model, subgroup) or {})}
+            for model, subgroup in self.summaries
+        ]
+        body = {"schema": "abps.evaluation/1", "min_cell": self.min_cell, "outside": list(self.outside)}
+        plain = json.dumps({**body, "summaries": summaries, "results": self.frame().to_dicts()})
+        return dict(json.loads(plain.replace("NaN", "null")))
 
 
 def evaluate_models(
@@ -81,58 +128,83 @@ def evaluate_models(
     hospital: Sequence[str],
     thresholds: Sequence[float] = (0.1, 0.2),
     min_cell: int = 10,
+    subgroups: Mapping[str, Sequence[str]] | None = None,
+    outside: Collection[str] = (),
 ) -> HospitalEvaluation:
-    """Models by name, each with the (rows,) probabilities that it gives, against outcomes of 0 and 1."""
+    """Models by name, each with the (rows,) probabilities that it gives, against outcomes of 0 and 1.
+
+    subgroups: columns by name, (rows,) text.  outside: hospitals that took no part in making the models.
+    """
     outcome, names = np.asarray(y, dtype=np.float64), np.asarray(hospital, dtype=object)
     if not np.isin(outcome, (0.0, 1.0)).all():
         raise RequestError("the outcome has values other than 0 and 1; write the event as 1")
+    places = sorted(set(names.tolist()), key=str)
+    unknown = [name for name in outside if name not in places]
+    if unknown:
+        raise RequestError(f"{unknown[0]!r} is no hospital of the table; it has {', '.join(places[:8])}")
     results, summaries = [], {}
+    masks = {ALL: np.ones(len(outcome), dtype=bool), **_masks(subgroups or {})}
     for model, p in probabilities.items():
         p = np.asarray(p, dtype=np.float64)
         if len(p) != len(outcome) or not ((p >= 0) & (p <= 1)).all():
             raise RequestError(f"{model!r}: give one probability between 0 and 1 for every row")
-        own = [
-            _at(model, str(name), p[names == name], outcome[names == name], thresholds, min_cell)
-            for name in sorted(set(names.tolist()), key=str)
-        ]
-        results += own
-        summaries[model] = _summary(own)
-    return HospitalEvaluation(tuple(results), summaries, tuple(thresholds), min_cell)
+        for subgroup, mask in masks.items():
+            own = []
+            for place in places:
+                here = mask & (names == place)
+                own.append(_at(model, str(place), p[here], outcome[here], thresholds, min_cell, subgroup))
+            results += own
+            summaries[model, subgroup] = _summary([one for one in own if one.hospital not in outside])
+    return HospitalEvaluation(tuple(results), summaries, tuple(thresholds), min_cell, tuple(sorted(outside)))
+
+
+def _masks(subgroups: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.bool_]]:
+    found: dict[str, NDArray[np.bool_]] = {}
+    for column, values in subgroups.items():
+        text = np.asarray(values, dtype=object)
+        levels = sorted({value for value in text if value is not None})
+        if len(levels) > MOST_LEVELS:
+            raise RequestError(f"{column!r} has {len(levels)} levels; choose one with at most {MOST_LEVELS}")
+        found |= {f"{column}={level}": np.asarray(text == level, dtype=bool) for level in levels}
+    return found
 
 
 def _at(
-    model: str, hospital: str, p: Floats, y: Floats, thresholds: Sequence[float], min_cell: int
+    model: str,
+    hospital: str,
+    p: Floats,
+    y: Floats,
+    thresholds: Sequence[float],
+    min_cell: int,
+    subgroup: str,
 ) -> AtHospital:
     events = int(y.sum())
-    if min(events, len(y) - events) < min_cell:
-        return AtHospital(model, hospital)
+    if min(events, len(y) - events) < max(min_cell, 1):
+        return AtHospital(model, hospital, subgroup=subgroup)
     found, fit = area(p, y), calibration(p, y)
     # The interval is made on the log odds: its half width gives the standard error there.
     se = None
     if 0.0 < found.value < 1.0:
         half = (logit(found.high) - logit(found.low)) / 2.0
-        se = float(half / 1.959963984540054 * found.value * (1.0 - found.value))
+        se = float(half / NORMAL * found.value * (1.0 - found.value))
+    intercept, slope = (None if e is None else e.value for e in (fit.in_the_large, fit.slope))
+    benefit = tuple(at_threshold(p, y, t).net_benefit for t in thresholds)
+    brier = float(np.mean((p - y) ** 2))
     return AtHospital(
-        model,
-        hospital,
-        len(y),
-        events,
-        found.value,
-        se,
-        float(np.mean((p - y) ** 2)),
-        None if fit.in_the_large is None else fit.in_the_large.value,
-        None if fit.slope is None else fit.slope.value,
-        tuple(at_threshold(p, y, t).net_benefit for t in thresholds),
+        model, hospital, len(y), events, found.value, se, brier, intercept, slope, benefit, subgroup
     )
 
 
 def _summary(own: Sequence[AtHospital]) -> EffectHeterogeneity | None:
-    good = [one for one in own if one.auroc is not None and one.auroc_se]
-    if len(good) < 2:
+    """Of the log odds of AUROC."""
+    known = np.array([(r.auroc, r.auroc_se) for r in own if r.auroc is not None and r.auroc_se])
+    if len(known) < 2:
         return None
-    a = np.array([one.auroc for one in good], dtype=np.float64)
-    se = np.array([one.auroc_se for one in good], dtype=np.float64) / (a * (1.0 - a))
-    return summarise(logit(a), se**2)
+    a, se = known.T
+    return summarise(logit(a), (se / (a * (1.0 - a))) ** 2)
+
+
+# Where probabilities come from -----------------------------------------------------------------------
 
 
 def formula_probabilities(frame: pl.DataFrame, coefficients: Mapping[str, float]) -> Floats:
@@ -145,10 +217,50 @@ def formula_probabilities(frame: pl.DataFrame, coefficients: Mapping[str, float]
         if column not in frame.columns:
             raise RequestError(f"the formula names {column!r}, which the table has not")
         if bracket:
-            total += value * (frame[column].cast(pl.String) == level.rstrip("]")).to_numpy().astype(float)
+            text = frame[column].cast(pl.String)
+            _no_gaps(text)
+            total += value * (text == level.rstrip("]")).to_numpy().astype(float)
         else:
-            numbers = frame[column].cast(pl.Float64)
-            if numbers.null_count():
-                raise RequestError(f"{column!r} has gaps; fill them or leave those rows out")
-            total += value * numbers.to_numpy()
+            total += value * _no_gaps(frame[column].cast(pl.Float64)).to_numpy()
     return np.asarray(expit(total))
+
+
+def _no_gaps(column: pl.Series) -> pl.Series:
+    if column.null_count():
+        raise RequestError(f"{column.name!r} has gaps; fill them or leave those rows out")
+    return column
+
+
+def onnx_probabilities(frame: pl.DataFrame, path: Path) -> Floats:
+    """(rows,) probabilities of an ONNX file: one that ``abps fit`` wrote, or one with an input per column."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RequestError(f"{path}: ONNX needs the package onnxruntime; install abps[onnx]") from error
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    declared = session.get_modelmeta().custom_metadata_map.get("inputs")
+    wanted = [one.name for one in session.get_inputs()]
+    lacking = [
+        name
+        for name in (json.loads(declared)["numbers"] if declared else wanted)
+        if name not in frame.columns
+    ]
+    if lacking:
+        raise RequestError(f"{path} needs a column {lacking[0]!r}, which the table has not")
+    if declared:
+        named = json.loads(declared)
+        numbers = frame.select(pl.col(named["numbers"]).cast(pl.Float64)).fill_null(np.nan).to_numpy()
+        levels = [
+            (frame[column].cast(pl.String).fill_null("") == level).to_numpy().astype(np.float64)
+            for column, level in named["levels"]
+        ]
+        empty = np.zeros((frame.height, 0))
+        feed = {"numbers": numbers, "levels": np.column_stack(levels) if levels else empty}
+    else:
+        kinds = {"tensor(string)": pl.String, "tensor(double)": pl.Float64, "tensor(int64)": pl.Int64}
+        feed = {
+            one.name: _no_gaps(frame[one.name].cast(kinds.get(one.type, pl.Float32))).to_numpy()[:, None]
+            for one in session.get_inputs()
+        }
+    found = np.asarray(session.run(None, feed)[-1], dtype=np.float64)
+    return found if found.ndim == 1 else found[:, -1]

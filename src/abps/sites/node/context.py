@@ -20,10 +20,12 @@ from abps.core.streams import center_ids
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
 from abps.methods.base import Context, with_derived
+from abps.methods.regression import Regression
 from abps.methods.state_bytes import StateError, thaw
 from abps.models.learners import learner_for
 from abps.privacy.small_counts import both_enough
 from abps.sites.consent.agreement import Agreement
+from abps.sites.node import differencing
 from abps.sites.node.privacy_ledger import PrivacyBudget
 from abps.sites.store.store import Store
 from abps.wire import versions
@@ -63,6 +65,8 @@ class SiteContext:
         self.digest = agreement.digest()
         self.sender_id = versions.sender_ids(self.digest, job)
         store.keep_table(_fingerprint(data), another_table)
+        if isinstance(self.method, Regression):
+            differencing.remember(store, self.method, data)
         self._secret = secret
         self.learner = learner_for(data, self.method.training, agreement.seed, secret=secret)
         self.roster: tuple[str, ...] = (name,)

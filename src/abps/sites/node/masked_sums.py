@@ -18,17 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
+from abps.methods.regression import Regression
 from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
+from abps.sites.node.differencing import OPENED, revealing_members
 from abps.sites.node.transport import AuditedTransport
 from abps.sites.protocol.commands import Command
 from abps.sites.store.rows import EntryKind
 
 if TYPE_CHECKING:
     from abps.sites.protocol.masking import Masking
-
-#: The fact of a store that says whose sums were opened.
-_OPENED = "opened"
 
 
 class MaskedSums:
@@ -104,32 +103,35 @@ class MaskedSums:
 
     def present(self, round: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose summands have come."""
-        absent = sorted(set(self.context.roster) - set(names))
-        if absent and self.context.method.if_absent()[0]:
-            what = (
-                f"the sum of round {round} is without {', '.join(absent)}, and the study waits for everybody"
-            )
-            self.transport.log_decision(what, round=round)
-            raise RequestError(what)
-        if self.opened() not in (None, sorted(names)):
-            what = (
-                f"the sum of round {round} is of other members than an earlier one, and the difference would "
-                "reveal these; it is not opened"
-            )
+        why = self._not_to_be_opened(sorted(names))
+        if why:
+            what = f"the sum of round {round} {why}; it is not opened"
             self.transport.log_decision(what, round=round)
             raise RequestError(what)
         return self.steps.present(round, names)
+
+    def _not_to_be_opened(self, names: list[str]) -> str:
+        """Why this site does not open a sum of these members; nothing if it does."""
+        context, opened = self.context, self.opened()
+        absent = sorted(set(context.roster) - set(names))
+        if absent and context.method.if_absent()[0]:
+            return f"is without {', '.join(absent)}, and the study waits for everybody"
+        if opened not in (None, names):
+            return "is of other members than an earlier one, and the difference would reveal these"
+        if opened is None and isinstance(context.method, Regression):
+            return revealing_members(context.store, names)
+        return ""
 
     def open(self, round: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
         """Step 5: the shares that take the masks off the sum; whose it is stands on the disk before."""
         shares = self.steps.opened(round, names, signatures)
         if self.opened() is None:
-            self.context.store.keep(**{_OPENED: json.dumps(sorted(names))})
+            self.context.store.keep(**{OPENED: json.dumps(sorted(names))})
         return shares
 
     def opened(self) -> list[str] | None:
         """The members of the study's sums; none before the first."""
-        kept: list[str] | None = json.loads(self.context.store.facts().get(_OPENED, "null"))
+        kept: list[str] | None = json.loads(self.context.store.facts().get(OPENED, "null"))
         return kept
 
     def write(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
