@@ -82,7 +82,7 @@ def measured(federation: abps.Federation, method: str, seed: int) -> tuple[float
     """One run; method: a name, perhaps with settings after a colon."""
     name, _, words = method.partition(":")
     settings = dict(word.split("=") for word in words.split("+")) if words else {}
-    model = "gam" if name in ("fedavg", "glm-exact") else None
+    model = None if name in ("abps-plus", "local-best", "pooled-best") else "gam"
     run = abps.simulate(federation, name, seed=seed, model=model, settings=settings)
     rows = run.predictions()
     y, p = rows["y"].to_numpy(), np.clip(rows["probability"].to_numpy().astype(float), 1e-6, 1 - 1e-6)

@@ -67,7 +67,7 @@ VARIANCE_EXCHANGES = 2
 CLUSTER_STEPS = 3
 
 #: Members that send a large curvature: so many that all together send about so many rows of it, with bounds.
-CURVATURE_NUMBERS, FEWEST_CURVATURES, MOST_CURVATURES = 2000, 5, 25
+CURVATURE_NUMBERS, FEWEST_CURVATURES, MOST_CURVATURES = 1500, 2, 25
 
 #: Means beyond the number of clusters that members may choose from.
 SPARE_CLUSTERS = 3
@@ -350,13 +350,10 @@ class ABPSPlus(CoordinatedMethod):
 
 
 def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
-    """(n,) which members send their curvature, drawn from the seed: all where it is small."""
-    if q <= FULL_CURVATURE:
-        return np.ones(context.n, dtype=bool)
+    """(n,) which members send their curvature: all where it is small, else those with the most rows."""
     count = min(max(CURVATURE_NUMBERS // q, FEWEST_CURVATURES, context.n // 20), MOST_CURVATURES)
-    draw = streams.uniforms(context.seed, "sketch", 0, context.ids)
-    chosen = np.zeros(context.n, dtype=bool)
-    chosen[np.argsort(draw, kind="stable")[:count]] = True
+    chosen = np.full(context.n, q <= FULL_CURVATURE)
+    chosen[np.argsort(-np.asarray(context.sizes()), kind="stable")[:count]] = True
     return chosen
 
 

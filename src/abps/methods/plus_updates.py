@@ -35,8 +35,8 @@ from abps.models.structure import with_loadings
 #: While the common model is fitted intercepts are nearly free: its loss is then close to quadratic.
 WORKING_INTERCEPT_VARIANCE = 1.0
 
-#: Ridge per row before evidence sets it.
-FIRST_PENALTY = 0.003
+#: Ridge per row of the first step. Evidence sets it later: a first curvature of a wide table is too coarse.
+FIRST_PENALTY = 0.01
 
 #: In federations of more centers only those that surprise are asked whether they would rather be alone.
 MANY_CENTERS = 300
@@ -80,9 +80,9 @@ def after_start(
     )
     variance = np.full(local.terms, WORKING_INTERCEPT_VARIANCE)
     fit = common_fit.with_intercept_variance(fit, variance)
-    fit = common_fit.quasi_newton_step(fit, score, sums["loss"])
+    aim = np.linalg.solve(fit.curvature + np.diag(fit.penalty), fit.curvature @ point + score)
     # The loss was taken with other intercepts: it is no measure of later ones.
-    fit = replace(fit, base=(point, score, np.inf))
+    fit = replace(fit, point=aim, base=(point, score, np.inf))
     full = state.variance.copy()
     full[local.constants] = variance
     return replace(
