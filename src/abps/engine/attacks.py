@@ -7,6 +7,7 @@ weights that it sends. Results report the honest centers.
   label.
 * ``sign-flip``: sends its step from the common start backwards.  ``scale``: many times as far.  ``random``:
   noise as large as a step.  ``nan``: no numbers.  ``huge``: in one round, weights of 900,000.
+* ``coefficient``: all attackers push one and the same number, ``strength`` times as far as others move.
 * ``free-rider``: sends what it had before training.  ``copy``: sends what it last received.
 * ``liar``: publishes the average of what honest centers publish, to look like everybody's friend, and sends
   backwards.  ``clique``: attackers publish one and the same vector, and send backwards.
@@ -38,8 +39,12 @@ Name = Literal[
     "liar",
     "clique",
     "poison",
+    "coefficient",
 ]
 NAMES: tuple[str, ...] = get_args(Name)
+
+#: The number that ``coefficient`` pushes is one of so many at the beginning of a message.
+MOST_PUSHED = 16
 
 #: What turns a model around.
 BACKWARDS = ("sign-flip", "liar", "clique")
@@ -120,12 +125,15 @@ class Attack:
         sent: what honest centers would send.  before: models at the start of the round.
         received: (n, shared) what each center last received, if anybody did.  start: (shared,).
         """
-        spoiled = sent.copy()
+        spoiled, pushed = sent.copy(), min(sent.shape[1], MOST_PUSHED)
         for i in np.flatnonzero(who).tolist():
             if self.name in BACKWARDS:
                 spoiled[i] = 2 * start - sent[i]
             elif self.name == "scale":
                 spoiled[i] = start + self.strength * (sent[i] - start)
+            elif self.name == "coefficient":
+                at = int(streams.uniforms(seed, "attack", 1, np.zeros(1, np.uint64))[0] * pushed)
+                spoiled[i, at] += self.strength * np.sqrt(np.square(sent[i] - start)[:pushed].mean())
             elif self.name == "random":
                 size = float(np.sqrt(np.square(sent[i] - start).mean()))
                 noise = streams.generator(seed, "attack", t, int(ids[i])).standard_normal(sent.shape[1])

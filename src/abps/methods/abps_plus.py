@@ -19,7 +19,6 @@ model is the mode of its own posterior, unless the evidence of its rows speaks f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -30,13 +29,14 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.methods import plus_structure, plus_updates
-from abps.methods.base import Context, Decisions, Floats, Ints, Stopping
+from abps.methods.base import Context, Decisions, Floats, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
 from abps.methods.plus_filter import Screened, bounded_pairs, screen
 from abps.methods.plus_state import (
     FIRST_INTERCEPT_VARIANCE,
     FIRST_VARIANCE,
     FULL_CURVATURE,
+    ONE,
     ClusterState,
     LocalRows,
     OwnSums,
@@ -44,13 +44,14 @@ from abps.methods.plus_state import (
     PlainFit,
     PlusState,
     as_models,
+    beside_sums,
     chosen_message,
     common_model,
     curvature_message,
-    half_scores_message,
     local_of,
     local_rows,
     message,
+    packed,
     square,
     triangle_message,
 )
@@ -60,7 +61,7 @@ from abps.models.hierarchical import center_curvatures, common_sums
 from abps.models.interactions import PairTerms, candidates, earned, pair_sums
 from abps.models.training import Training
 from abps.wire.fields import Fields
-from abps.wire.number_lists import Field, Form, NumberList
+from abps.wire.number_lists import Field, Form, NumberList, length
 
 #: Exchanges about variances, and steps of a cluster's fit before and after its members are chosen again.
 VARIANCE_EXCHANGES = 2
@@ -161,79 +162,33 @@ class ABPSPlus(CoordinatedMethod):
         """The model without inputs."""
         local: LocalRows = context.derived
         q, terms = local.q, local.terms
+        first, nothing = np.full(terms, FIRST_INTERCEPT_VARIANCE), np.zeros((terms, q))
         fit = FitState(
-            np.zeros(q),
-            np.eye(q),
-            np.ones(q),
-            local.group,
-            np.zeros((terms, q)),
-            np.full(terms, FIRST_INTERCEPT_VARIANCE),
-            np.full(terms, 0.5),
-            context.n,
+            nothing[0], np.eye(q), np.ones(q), local.group, nothing, first, np.full(terms, 0.5), context.n
         )
-        variance = np.zeros(q)
-        variance[local.constants] = FIRST_INTERCEPT_VARIANCE
-        zero = np.zeros((context.r, q))
+        variance = np.where(local.group < 0, FIRST_INTERCEPT_VARIANCE, 0.0)
         return PlusState(
-            as_models(zero, local),
-            0,
+            as_models(np.zeros((context.r, q)), local),
             fit,
             variance,
-            1.0,
             np.ones(q),
-            0.0,
-            0.0,
             PairTerms.none(local.mains),
             OwnSums.none(local),
             ClusterState.none(local),
-            PlainFit(OwnSums.none(local), variance, fit.point, PairTerms.none(local.mains)),
             np.zeros(context.r, dtype=bool),
         )
 
-    # Uploads
+    # An exchange: what centers send, what the coordinator makes of it, what every member makes of that
 
     def upload(self, context: Context, state: PlusState, t: int) -> Upload:
         """What the centers here send in exchange t."""
-        local = local_of(context, state)
-        phase = self.phase(context, state)
+        local, phase = local_of(context, state), self.phase(context, state)
         if phase is Phase.START:
             return _start_upload(context, state, self.privacy.secure)
-        if phase is Phase.CLUSTER_MEANS:
-            fields = Fields({"mean": Field("small", local.q)})
-            lists = [state.clusters.fit_of(g).point for g in state.clusters.number.tolist()]
-            return Upload.encode(lists, [fields.form] * len(lists))
-        fields = message(phase, local)
-        if phase in _SUMMING:
-            lists = [fields.pack(values) for values in _variance_values(state)]
-            if phase is Phase.HALF_SCORES:
-                more = half_scores_message(local)
-                halves = _half_score_lists(state, local)
-                lists = [np.concatenate(both) for both in zip(lists, halves, strict=True)]
-                return Upload.encode(lists, [(*fields.form, *more.form)] * len(lists))
-            return Upload.encode(lists, [self._form(fields)] * len(lists))
-        form = self._form(fields)
-        if phase is Phase.CLUSTER_FIT:
-            score, losses, raw = plus_structure.cluster_sums(state, local)
-            form = (*form, Field("single", 1))
-        else:
-            score, losses, raw = plus_structure.sums_along(
-                local.rows, state.fit, np.zeros(local.q), state.variance, state.dispersion
-            )
-        values: list[dict[str, Floats | float]] = [
-            {"score": score[i] / state.scale, "losses": losses[i], "raw": raw[i]} for i in range(context.r)
-        ]
-        if phase is Phase.PAIRS:
-            found = pair_sums(local.rows, common_model(state, local), plus_updates.effects_of(state, local))
-            for each, pair_score, information in zip(values, *found, strict=True):
-                each |= {"pair_scores": pair_score, "pair_information": information}
-        lists = [fields.pack(each) for each in values]
-        if phase is Phase.CLUSTER_FIT:
-            lists = [np.append(row, g) for row, g in zip(lists, state.clusters.number, strict=True)]
-        return Upload.encode(lists, [form] * len(lists))
-
-    def _form(self, fields: Fields) -> Form:
-        """How an upload is written: four bytes a number under masks, which carry no scales."""
-        return (Field("single", fields.length),) if self.privacy.secure else fields.form
+        fields = Fields(message(phase, local).by_name | beside_sums(phase, local).by_name)
+        form = (Field("single", fields.length),) if self.privacy.secure else fields.form
+        rows = packed(fields, _values(state, local, phase))
+        return Upload.encode(list(rows), [form] * len(rows))
 
     def accepted_forms(self, context: Context, t: int) -> tuple[Form, ...]:
         """In the first exchange some centers send their curvature, and some do not."""
@@ -242,69 +197,40 @@ class ABPSPlus(CoordinatedMethod):
         plain = message(Phase.START, context.derived).form
         return plain, (*plain, *triangle_message(context.derived.q).form)
 
-    # The coordinator
-
     def aggregate(self, context: Context, state: PlusState, uploads: Floats, t: int) -> Broadcast:
         """Sums over the members that are let in, and what the phase needs beside them."""
-        local = local_of(context, state)
-        phase = self.phase(context, state)
+        local, phase = local_of(context, state), self.phase(context, state)
         if phase is Phase.CLUSTER_MEANS:
             return _cluster_means(uploads, local, state.clusters.count)
         fields = message(phase, local)
         present = np.asarray(~np.isnan(uploads[:, : fields.length]).all(axis=1))
-        screened = self._screen(context, state, phase, fields, uploads)
-        own = np.where(screened.accepted[:, None], uploads[:, : fields.length], 0.0)
-        own[:, : local.q] = np.where(screened.accepted[:, None], screened.scores, 0.0)
-        decisions = screened.decisions(present)
+        reported = np.asarray(context.sizes(), dtype=np.float64)
+        robust = self.robust and not self.privacy.secure
+        screened = screen(fields, uploads, reported, state, local, robust)
+        decisions, beside = screened.decisions(present), uploads[:, fields.length :]
         if phase is Phase.CLUSTER_FIT:
-            present = np.isfinite(uploads[:, fields.length])
-            number = _cluster_numbers(uploads[:, fields.length], present, state.clusters.count)
-            return _by_cluster(context, fields, number, own, screened.accepted & (number >= 0), decisions)
-        total = own.sum(axis=0)
+            return Broadcast(*_by_cluster(reported, fields, beside[:, 0], screened, state), decisions)
+        total, further = screened.values.sum(axis=0), {}
+        more, form = np.zeros(0), ()
         if phase is Phase.START:
-            both, form = _with_curvature(local, fields, uploads, screened.accepted, total)
-            return Broadcast(NumberList.of(both, form), {}, decisions)
-        if phase is Phase.PAIRS:
-            return _with_pairs(local, fields, own, screened, decisions)
-        if phase is not Phase.HALF_SCORES:
-            return Broadcast(NumberList.of(total, fields.form), {}, decisions)
-        after = plus_updates.after_variances(state, local, fields.unpack(total))
-        rest = np.where(screened.accepted[:, None], uploads[:, fields.length :], np.nan)
-        halves = plus_structure.HalfScores.of(state, local, rest, after.variance[: local.mains])
-        chance, further = plus_structure.propose(context, halves, local)
-        form = (*fields.form, Field("single", 1))
-        return Broadcast(NumberList.of(np.append(total, chance), form), further, decisions)
-
-    def _screen(
-        self, context: Context, state: PlusState, phase: Phase, fields: Fields, uploads: Floats
-    ) -> Screened:
-        """Which uploads count."""
-        local = local_of(context, state)
-        if self.robust and not self.privacy.secure:
-            reported = np.asarray(context.sizes(), dtype=np.float64)
-            return screen(phase, fields, uploads, reported, state, local)
-        accepted = np.asarray(np.isfinite(uploads[:, : fields.length]).all(axis=1))
-        reason = np.where(accepted, "", "not finite").astype(object)
-        return Screened(accepted, reason, np.nan_to_num(uploads[:, : local.q]))
-
-    # Updates
+            more, form = _common_curvature(local, fields, uploads, screened.accepted)
+        elif phase is Phase.PAIRS:
+            more, form = _earned_pairs(local, beside, screened.accepted)
+        elif phase is Phase.HALF_SCORES:
+            variance = plus_updates.after_variances(state, local, fields.unpack(total)).variance
+            rest = np.where(screened.accepted[:, None], beside, np.nan)
+            halves = plus_structure.HalfScores.of(state, local, rest, variance[: local.mains])
+            chance, further = plus_structure.propose(context, halves, local)
+            more, form = np.array([chance]), (ONE,)
+        common = NumberList.of(np.concatenate([total, more]), (*fields.form, *form))
+        return Broadcast(common, further, decisions)
 
     def apply_broadcast(self, context: Context, state: PlusState, broadcast: Broadcast, t: int) -> PlusState:
         """The state after exchange t."""
-        phase = self.phase(context, state)
-        if not np.isfinite(broadcast.common.values).all():
+        phase, numbers = self.phase(context, state), broadcast.common.values
+        if not np.isfinite(numbers).all():
             raise ValueError("a broadcast that is not finite")
-        steps: dict[Phase, Callable[[Context, PlusState, Broadcast], PlusState]] = {
-            Phase.START: _apply_start,
-            Phase.COMMON_FIT: _apply_step,
-            Phase.PAIRS: _apply_pairs,
-            Phase.HALF_SCORES: _apply_half_scores,
-            Phase.GATE: _apply_gate,
-            Phase.VARIANCES: _apply_variances,
-            Phase.CLUSTER_FIT: _apply_cluster_step,
-            Phase.CLUSTER_MEANS: _apply_cluster_means,
-        }
-        after = replace(steps[phase](context, state, broadcast), exchanges=t)
+        after = replace(_applied(context, state, phase, numbers, broadcast), exchanges=t)
         return self._with_models(context, after, phase)
 
     def _with_models(self, context: Context, state: PlusState, done: Phase) -> PlusState:
@@ -321,7 +247,8 @@ class ABPSPlus(CoordinatedMethod):
             bare = replace(state, clusters=state.clusters.without_fits)
             bare = replace(bare, own=plus_updates.own_posteriors(bare, local))
             models = as_models(bare.own.modes, local, state.pairs)
-            state = replace(state, models=models, own=bare.own, plain=PlainFit.of(bare))
+            plain = PlainFit(bare.own, bare.variance, bare.fit, bare.pairs)
+            state = replace(state, models=models, own=bare.own, plain=plain)
             return plus_updates.without_pair_effects(state, local)
         state = replace(state, own=plus_updates.own_posteriors(state, local))
         if state.clusters.fits and coming is Phase.VARIANCES:
@@ -349,6 +276,29 @@ class ABPSPlus(CoordinatedMethod):
 # What centers send
 
 
+def _values(state: PlusState, local: LocalRows, phase: Phase) -> dict[str, Floats]:
+    """The fields of the messages of r centers, each (r, ...)."""
+    clusters = state.clusters
+    if phase is Phase.CLUSTER_MEANS:
+        return {"mean": np.stack([clusters.fit_of(g).point for g in clusters.number.tolist()])}
+    if phase in _SUMMING:
+        values = state.own.values(state.scale)
+        if phase is Phase.HALF_SCORES:
+            values["halves"], values["information"] = plus_structure.half_scores(state, local)
+        return values
+    if phase is Phase.CLUSTER_FIT:
+        score, losses, raw = plus_structure.cluster_sums(state, local)
+    else:
+        score, losses, raw = plus_structure.sums_along(
+            local.rows, state.fit, np.zeros(local.q), state.variance, state.dispersion
+        )
+    values = {"score": score / state.scale, "losses": losses, "raw": raw}
+    if phase is Phase.PAIRS:
+        found = pair_sums(local.rows, common_model(state, local), plus_updates.effects_of(state, local))
+        values["pair_scores"], values["pair_information"] = found
+    return values | {"cluster": clusters.number}
+
+
 def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
     """(n,) which members send their curvature: all where it is small, else those with the most rows."""
     count = min(max(CURVATURE_NUMBERS // q, FEWEST_CURVATURES, context.n // 20), MOST_CURVATURES)
@@ -363,76 +313,33 @@ def _start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
     secure: only a sum will be seen, so all send their curvature, and not as correlations.
     """
     local = local_of(context, state)
-    rows, q = local.rows, local.q
-    common = common_model(state, local)
+    rows, q, common = local.rows, local.q, common_model(state, local)
     sums = common_sums(rows, common)
+    values = {"score": sums.score, "shift": sums.shift, "doubt": sums.doubt}
+    values |= {"rows": rows.sizes.astype(np.float64), "members": np.ones(rows.n)}
+    diagonal, middle = np.zeros((rows.n, q)), np.zeros((rows.n, q))
     senders = secure | curvature_senders(context, q)[context.local_index]
-    fields, lists, forms = message(Phase.START, local), [], []
-    below = np.tril_indices(q)
-    for i, (curvature, middle) in enumerate(center_curvatures(rows, common)):
-        diagonal = np.maximum(np.diag(curvature), 0.0)
-        values = fields.pack(
-            {
-                "score": sums.score[i],
-                "diagonal": diagonal,
-                "middle": middle.sum(axis=0),
-                "shift": sums.shift[i],
-                "shift_squares": sums.shift[i] ** 2,
-                "doubt": sums.doubt[i],
-                "loss": sums.loss[i],
-                "raw": sums.raw[i],
-                "rows": float(rows.sizes[i]),
-                "members": 1.0,
-            }
-        )
-        form = fields.form
-        if senders[i]:
-            size = np.ones(q) if secure else np.sqrt(np.maximum(diagonal, 1e-9))
-            values = np.concatenate([values, (curvature / np.outer(size, size))[below]])
-            form = (*form, *triangle_message(q).form)
-        lists.append(values)
-        forms.append((Field("single", len(values)),) if secure else form)
-    return Upload.encode(lists, forms)
-
-
-def _half_score_lists(state: PlusState, local: LocalRows) -> list[Floats]:
-    """The half scores of every center here."""
-    fields = half_scores_message(local)
-    halves, information = plus_structure.half_scores(state, local)
-    return [
-        fields.pack({"halves": each, "information": float(w)})
-        for each, w in zip(halves, information, strict=True)
-    ]
-
-
-def _variance_values(state: PlusState) -> list[dict[str, Floats]]:
-    """What every center adds to sums about variances."""
-    own = state.own
-    return [
-        {
-            "score": own.score[i] / state.scale,
-            "squares": own.squares[i],
-            "dof": own.dof[i],
-            "shift": own.shift[i],
-            "shift_squares": own.shift[i] ** 2,
-            "shift_dof": own.shift_dof[i],
-            "gains": own.gains[i],
-            "gain_squares": own.gains[i] ** 2,
-        }
-        for i in range(len(own.modes))
-    ]
+    fields, forms, triangles = message(Phase.START, local), [], []
+    for i, (curvature, own) in enumerate(center_curvatures(rows, common)):
+        diagonal[i], middle[i] = np.maximum(np.diag(curvature), 0.0), own.sum(axis=0)
+        size = np.ones(q) if secure else np.sqrt(np.maximum(diagonal[i], 1e-9))
+        triangle = (curvature / np.outer(size, size))[np.tril_indices(q)]
+        triangles.append(triangle if senders[i] else triangle[:0])
+        form = (*fields.form, *triangle_message(q).form) if senders[i] else fields.form
+        forms.append((Field("single", length(form)),) if secure else form)
+    whole = packed(fields, values | {"diagonal": diagonal, "middle": middle})
+    return Upload.encode([np.concatenate(both) for both in zip(whole, triangles, strict=True)], forms)
 
 
 # What the coordinator makes of it
 
 
-def _with_curvature(
-    local: LocalRows, fields: Fields, uploads: Floats, accepted: NDArray[np.bool_], total: Floats
-) -> tuple[Floats, tuple[Field, ...]]:
-    """The sums of the first exchange, then the federation's curvature in few numbers, and their form."""
-    q, whole = local.q, curvature_message(local.q)
-    each = triangle_message(q).unpack(uploads[:, fields.length :])["triangle"]
-    parts = fields.unpack(uploads)
+def _common_curvature(
+    local: LocalRows, fields: Fields, uploads: Floats, accepted: NDArray[np.bool_]
+) -> tuple[Floats, Form]:
+    """The federation's curvature in few numbers, and their form."""
+    q, whole, parts = local.q, curvature_message(local.q), fields.unpack(uploads)
+    each = uploads[:, fields.length :]
     if len(uploads) == 1:  # a masked sum of curvatures
         sent, size = np.ones(1, dtype=bool), np.ones((1, q))
     else:
@@ -442,64 +349,42 @@ def _with_curvature(
     matrix = np.zeros((q, q))
     for i in np.flatnonzero(sent):
         matrix += square(each[i], q) * np.outer(size[i], size[i])
-    correlation, _ = common_fit.shrunken_correlation(matrix, float(parts["rows"][sent].sum()))
+    correlation = common_fit.shrunken_correlation(matrix, float(parts["rows"][sent].sum()))
     if q <= FULL_CURVATURE:
-        packed = whole.pack({"triangle": correlation[np.tril_indices(q)]})
-    else:
-        rank, entries = whole.by_name["factors"].rows, whole.by_name["values"].count
-        factors, gaps, values = common_fit.compress(correlation, rank, entries)
-        packed = whole.pack({"factors": factors, "gaps": gaps / common_fit.WIDEST_GAP, "values": values})
-    return np.concatenate([total, packed]), (*fields.form, *whole.form)
+        return correlation[np.tril_indices(q)], whole.form
+    rank, entries = whole.by_name["factors"].rows, whole.by_name["values"].count
+    factors, gaps, values = common_fit.compress(correlation, rank, entries)
+    return np.concatenate([factors.ravel(), gaps / common_fit.WIDEST_GAP, values]), whole.form
 
 
-def _with_pairs(
-    local: LocalRows, fields: Fields, own: Floats, screened: Screened, decisions: Decisions | None
-) -> Broadcast:
-    """The sums of a step, and the pairs of columns that earned their place, with their sums."""
-    parts = fields.unpack(own)
-    shape = (len(own), local.terms, local.candidates)
-    score, information = bounded_pairs(
-        parts["pair_scores"].reshape(shape), parts["pair_information"].reshape(shape), screened
-    )
+def _earned_pairs(local: LocalRows, beside: Floats, accepted: NDArray[np.bool_]) -> tuple[Floats, Form]:
+    """The pairs of columns that earned their place, with their sums, and their form."""
+    score, information = beside.reshape(len(beside), 2, local.terms, -1).swapaxes(0, 1)
+    fine = accepted & np.isfinite(beside).all(axis=1)
+    fine[fine] = (information[fine] >= 0).all(axis=(1, 2))
+    score, information = bounded_pairs(score, information, fine)
     chosen = earned(score, information)
-    columns = candidates(int(local.source.max()) + 1)
-    plain, more = message(Phase.COMMON_FIT, local), chosen_message(len(chosen), local.terms)
-    total = own[:, : plain.length].sum(axis=0)
     if not len(chosen):
-        return Broadcast(NumberList.of(total, plain.form), {}, decisions)
-    packed = more.pack(
-        {
-            "first": columns[0][chosen].astype(np.float64),
-            "second": columns[1][chosen].astype(np.float64),
-            "score": score[:, chosen],
-            "information": information[:, chosen],
-        }
-    )
-    return Broadcast(NumberList.of(np.concatenate([total, packed]), (*plain.form, *more.form)), {}, decisions)
+        return np.zeros(0), ()
+    columns = [each[chosen] for each in candidates(int(local.source.max()) + 1)]
+    numbers = [*columns, score[:, chosen].ravel(), information[:, chosen].ravel()]
+    return np.concatenate(numbers), chosen_message(len(chosen), local.terms).form
 
 
 def _by_cluster(
-    context: Context,
-    fields: Fields,
-    number: Ints,
-    own: Floats,
-    accepted: NDArray[np.bool_],
-    decisions: Decisions | None,
-) -> Broadcast:
-    """The sums of every cluster, to its members."""
-    sizes = np.asarray(context.sizes(), dtype=np.float64)
-    whole = max(float(sizes[accepted].sum()), 1.0)
-    form = (*fields.form, Field("single", 2))
-    messages: dict[int, NumberList] = {}
+    sizes: Floats, fields: Fields, said: Floats, screened: Screened, state: PlusState
+) -> tuple[NumberList, dict[int, NumberList]]:
+    """How many count, and the sums of every cluster for its members; said: (n,) their clusters."""
+    number = np.rint(np.where(np.isfinite(said), said, -1.0)).astype(np.int64)
+    number = np.where((number >= 0) & (number < state.clusters.count), number, -1)
+    accepted = screened.accepted & (number >= 0)
+    whole, messages = max(float(sizes[accepted].sum()), 1.0), {}
     for name in np.unique(number).tolist():
-        mine = number == name
-        some = mine & accepted
-        total = own[some].sum(axis=0)
-        received = np.concatenate([total, [sizes[some].sum() / whole, float(some.sum())]])
-        packed = NumberList.of(received, form)
-        messages |= dict.fromkeys(np.flatnonzero(mine).tolist(), packed)
-    nothing = NumberList.of(np.array([float(accepted.sum())]), (Field("single", 1),))
-    return Broadcast(nothing, messages, decisions)
+        some = (number == name) & accepted
+        received = [screened.values[some].sum(axis=0), [sizes[some].sum() / whole, float(some.sum())]]
+        sums = NumberList.of(np.concatenate(received), (*fields.form, Field("single", 2)))
+        messages |= dict.fromkeys(np.flatnonzero(number == name).tolist(), sums)
+    return NumberList.of(np.array([float(accepted.sum())]), (ONE,)), messages
 
 
 def _cluster_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
@@ -512,65 +397,47 @@ def _cluster_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
     return Broadcast(NumberList.of(means.ravel(), (Field("small", local.q, len(means)),)))
 
 
-def _cluster_numbers(values: Floats, present: NDArray[np.bool_], count: int) -> Ints:
-    """(n,) the clusters that members say they belong to, -1 where that is none."""
-    number = np.rint(np.where(present, np.nan_to_num(values, posinf=-1, neginf=-1), -1.0)).astype(np.int64)
-    return np.where((number >= 0) & (number < count), number, -1)
-
-
 # What every member makes of broadcasts
 
 
-def _apply_start(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local: LocalRows = context.derived
-    fields, numbers = message(Phase.START, local), broadcast.common.values
-    packed = curvature_message(local.q).unpack(numbers[fields.length :])
-    return plus_updates.after_start(state, local, fields.unpack(numbers), packed)
-
-
-def _apply_step(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
+def _applied(
+    context: Context, state: PlusState, phase: Phase, numbers: Floats, broadcast: Broadcast
+) -> PlusState:
+    """The state after a broadcast with these common numbers."""
     local = local_of(context, state)
-    sums = message(Phase.COMMON_FIT, local).unpack(broadcast.common.values)
-    return plus_updates.after_step(state, local, sums)
+    if phase is Phase.CLUSTER_MEANS:
+        means = numbers.reshape(-1, local.q)
+        state = replace(state, clusters=replace(state.clusters, count=len(means)))
+        return plus_structure.choose_clusters(state, local, means)
+    fields = message(phase, local)
+    if phase is Phase.CLUSTER_FIT:
+        return plus_structure.step_clusters(state, _cluster_broadcasts(context, state, fields, broadcast))
+    sums, rest = fields.unpack(numbers), numbers[fields.length :]
+    if phase is Phase.START:
+        return plus_updates.after_start(state, local, sums, curvature_message(local.q).unpack(rest))
+    if phase is Phase.COMMON_FIT:
+        return plus_updates.after_step(state, local, sums)
+    if phase is Phase.PAIRS:
+        count, left_over = divmod(len(rest), 2 + 2 * local.terms)
+        if left_over:
+            raise ValueError("a broadcast of pairs of columns that is cut short")
+        chosen = chosen_message(count, local.terms).unpack(rest)
+        return plus_updates.after_pairs(state, local, sums, chosen)
+    if state.plain and state.clusters.fits and sums["gains"][0] < 0:
+        return state.plain.back(state)  # all in all clusters do not help
+    state = plus_updates.after_variances(state, local, sums, move=not state.clusters.fits)
+    if phase is Phase.HALF_SCORES:
+        own = [broadcast.only(int(member)) for member in context.local_index]
+        return plus_structure.take_proposal(context, replace(state, chance=float(rest[0])), own)
+    if phase is Phase.GATE:
+        return plus_structure.gate(state, local, sums["gains"], sums["gain_squares"])
+    return state
 
 
-def _apply_pairs(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local, numbers = local_of(context, state), broadcast.common.values
-    fields = message(Phase.COMMON_FIT, local)
-    count, left_over = divmod(len(numbers) - fields.length, 2 + 2 * local.terms)
-    if left_over:
-        raise ValueError("a broadcast of pairs of columns that is cut short")
-    chosen = chosen_message(count, local.terms).unpack(numbers[fields.length :])
-    return plus_updates.after_pairs(state, local, fields.unpack(numbers), chosen)
-
-
-def _apply_half_scores(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local = local_of(context, state)
-    sums = message(Phase.HALF_SCORES, local).unpack(broadcast.common.values)
-    state = plus_updates.after_variances(state, local, sums)
-    state = replace(state, chance=float(broadcast.common.values[-1]))
-    own = [broadcast.only(int(member)) for member in context.local_index]
-    return plus_structure.take_proposal(context, state, own)
-
-
-def _apply_gate(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local = local_of(context, state)
-    sums = message(Phase.GATE, local).unpack(broadcast.common.values)
-    state = plus_updates.after_variances(state, local, sums)
-    return plus_structure.gate(state, local, sums["gains"], sums["gain_squares"])
-
-
-def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local = local_of(context, state)
-    sums = message(Phase.VARIANCES, local).unpack(broadcast.common.values)
-    if state.clusters.fits and sums["gains"][0] < 0:  # all in all clusters do not help: back to what was
-        return state.plain.back(state)
-    return plus_updates.after_variances(state, local, sums, move=not state.clusters.fits)
-
-
-def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local = local_of(context, state)
-    fields = message(Phase.CLUSTER_FIT, local)
+def _cluster_broadcasts(
+    context: Context, state: PlusState, fields: Fields, broadcast: Broadcast
+) -> dict[int, tuple[Floats, Floats, float, int]]:
+    """By cluster its summed score (q,), losses (fractions,), share of all rows and number of centers."""
     received: dict[int, Counter[bytes]] = {}
     for member, name in zip(context.local_index.tolist(), state.clusters.number.tolist(), strict=True):
         values = broadcast.only(member)
@@ -582,11 +449,4 @@ def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast
         values = np.frombuffer(messages.most_common(1)[0][0])
         sums, (share, count) = fields.unpack(values), values[fields.length :]
         found[name] = (sums["score"] * state.scale, sums["losses"], float(share), int(count))
-    return plus_structure.step_clusters(state, found)
-
-
-def _apply_cluster_means(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    local = local_of(context, state)
-    means = broadcast.common.values.reshape(-1, local.q)
-    state = replace(state, clusters=replace(state.clusters, count=len(means)))
-    return plus_structure.choose_clusters(state, local, means)
+    return found

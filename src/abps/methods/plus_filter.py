@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.methods.base import Decisions, Floats
-from abps.methods.plus_state import LocalRows, Phase, PlusState
+from abps.methods.plus_state import LocalRows, PlusState
 from abps.models.structure import Whitening
 from abps.wire.fields import Fields
 
@@ -31,13 +31,23 @@ LONGEST_PAIR = 5.0
 FEWEST = 6
 
 
+#: Sums that cannot be negative.
+NOT_NEGATIVE = (
+    "diagonal", "doubt", "losses", "raw", "squares", "dof", "shift_squares", "shift_dof", "gain_squares",
+)  # fmt: skip
+
+#: What rounding may add to a sum.
+SLACK = 1e-3
+
+
 @dataclass(frozen=True, eq=False)
 class Screened:
-    """accepted: (n,) whose uploads count.  reason: (n,) why not.  scores: (n, q) what counts of them."""
+    """accepted: (n,) whose uploads count.  reason: (n,) why not.  values: (n, entries) what counts of them,
+    zero where a member is left out."""
 
     accepted: NDArray[np.bool_]
     reason: NDArray[np.object_]
-    scores: Floats
+    values: Floats
 
     def decisions(self, present: NDArray[np.bool_]) -> Decisions | None:
         """The members that were left out, as rows of the audit trail."""
@@ -50,38 +60,39 @@ class Screened:
 
 
 def screen(
-    phase: Phase, fields: Fields, uploads: Floats, reported: Floats, state: PlusState, local: LocalRows
+    fields: Fields, uploads: Floats, reported: Floats, state: PlusState, local: LocalRows, robust: bool
 ) -> Screened:
-    """What counts of uploads (n, entries); reported: (n,) rows as members reported them."""
+    """What counts of uploads (n, entries) that begin with ``fields``; reported: (n,) rows as members reported
+    them; robust: whether more is checked than that numbers are finite."""
     own = uploads[:, : fields.length]
-    reason = np.full(len(own), "", dtype=object)
-    finite = np.asarray(np.isfinite(own).all(axis=1))
-    reason[~finite] = "not finite"
-    parts = fields.unpack(np.where(finite[:, None], own, 0.0))
-    possible = _possible(phase, parts, reported, finite, state, local)
-    reason[finite & ~possible] = "impossible sums"
-    accepted = finite & possible
-    scores = parts["score"].copy()
-    if accepted.sum() >= FEWEST:
-        far, weight, middle = _distances(phase, parts, reported, accepted, state)
-        reason[accepted & (far > EXCLUDE)] = "score too far from all others"
-        accepted &= far <= EXCLUDE
-        scores = middle + weight[:, None] * (scores - middle)
-    return Screened(accepted, reason, scores)
+    accepted = np.asarray(np.isfinite(own).all(axis=1))
+    values = np.where(accepted[:, None], own, 0.0)
+    reason = np.where(accepted, "", "not finite").astype(object)
+    if robust:
+        parts = fields.unpack(values)
+        possible = _possible(parts, reported, accepted, state, local)
+        reason[accepted & ~possible] = "impossible sums"
+        accepted &= possible
+        if accepted.sum() >= FEWEST:
+            far, middle = _distances(parts, reported, accepted, state)
+            reason[accepted & (far > EXCLUDE)] = "score too far from all others"
+            accepted &= far <= EXCLUDE
+            part = np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
+            values[:, : local.q] = middle + part * (parts["score"] - middle)
+    return Screened(accepted, reason, np.where(accepted[:, None], values, 0.0))
 
 
-def bounded_pairs(score: Floats, information: Floats, screened: Screened) -> tuple[Floats, Floats]:
+def bounded_pairs(score: Floats, information: Floats, accepted: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Sums (terms, candidates) of the scores and information (n, terms, candidates) of pairs of columns; no
     member's score counts for more than :data:`LONGEST_PAIR` of its own standard errors."""
-    if len(score) > 1:
+    single, score, information = len(score) > 1, score[accepted], information[accepted]
+    if single:  # not the sum of all under masks
         most = LONGEST_PAIR * np.sqrt(information)
         score = np.clip(score, -most, most)
-    fine = screened.accepted
-    return score[fine].sum(axis=0), information[fine].sum(axis=0)
+    return score.sum(axis=0), information.sum(axis=0)
 
 
 def _possible(
-    phase: Phase,
     parts: dict[str, Floats],
     reported: Floats,
     finite: NDArray[np.bool_],
@@ -90,54 +101,39 @@ def _possible(
 ) -> NDArray[np.bool_]:
     """(n,) whether sums can be what they say they are."""
     fine = np.ones(len(finite), dtype=bool)
-    slack = 1e-3
-    if phase is Phase.START:
-        fine &= (parts["diagonal"] >= 0).all(axis=1) & (parts["members"][:, 0] == 1)
-        fine &= (parts["middle"][:, local.constants] >= 0).all(axis=1) & (parts["raw"][:, 0] >= 0)
-        top = state.fit.intercept_variance * (1 + slack)
-        fine &= ((parts["doubt"] >= 0) & (parts["doubt"] <= top)).all(axis=1)
-        ratio = parts["rows"][:, 0] / np.maximum(reported, 1.0)
+    columns = np.bincount(local.group[local.group >= 0], minlength=local.groups)
+    most = {"doubt": state.fit.intercept_variance, "shift_dof": 1.0, "dof": columns}
+    for name, part in parts.items():
+        if name in NOT_NEGATIVE:
+            fine &= (part >= -SLACK).all(axis=1)
+        if name in most:
+            fine &= (part <= 1.01 * most[name] + SLACK).all(axis=1)
+    if "rows" in parts:
+        rows = parts["rows"][:, 0]
+        ratio = rows / np.maximum(reported, 1.0)
         usual = np.median(ratio[finite]) if finite.any() else 1.0
         near = (ratio <= ROWS_FACTOR * usual) & (ratio >= usual / ROWS_FACTOR)
-        fine &= near | (np.abs(parts["rows"][:, 0] - reported * usual) <= 10)
-    elif phase in (Phase.COMMON_FIT, Phase.PAIRS, Phase.CLUSTER_FIT):
-        if phase is Phase.PAIRS:
-            fine &= (parts["pair_information"] >= 0).all(axis=1)
-        fine &= (parts["losses"] >= 0).all(axis=1) & (parts["raw"][:, 0] >= 0)
-    else:
-        count = np.bincount(local.group[local.group >= 0], minlength=local.groups)
-        fine &= (parts["squares"] >= 0).all(axis=1) & (parts["shift_squares"] >= 0).all(axis=1)
-        fine &= ((parts["dof"] >= -slack) & (parts["dof"] <= count * (1 + 0.01) + slack)).all(axis=1)
-        fine &= ((parts["shift_dof"] >= -slack) & (parts["shift_dof"] <= 1 + slack)).all(axis=1)
+        fine &= (parts["members"][:, 0] == 1) & (near | (np.abs(rows - reported * usual) <= 10))
+        fine &= (parts["middle"][:, local.constants] >= 0).all(axis=1)
     return fine
 
 
 def _distances(
-    phase: Phase,
-    parts: dict[str, Floats],
-    reported: Floats,
-    accepted: NDArray[np.bool_],
-    state: PlusState,
-) -> tuple[Floats, Floats, Floats]:
-    """(n,) how far scores lie from the middle in medians of all, (n,) by what they are shortened, and (n, q)
-    the middle for a member's rows."""
+    parts: dict[str, Floats], reported: Floats, accepted: NDArray[np.bool_], state: PlusState
+) -> tuple[Floats, Floats]:
+    """(n,) how far scores lie from the middle in medians of all, and (n, q) the middle for their rows."""
     scores = parts["score"]
     share = np.maximum(reported, 1.0) / reported[accepted].sum()
-    if phase is Phase.START:
-        total = np.maximum(parts["diagonal"][accepted].sum(axis=0), 1e-9)
-        white = scores / np.sqrt(total)
+    if "diagonal" in parts:
+        white = scores / np.sqrt(np.maximum(parts["diagonal"][accepted].sum(axis=0), 1e-9))
     else:
-        curvature = state.fit.curvature / np.outer(state.scale, state.scale)
-        white = scores @ Whitening.of(curvature).out
-    per_row = white / share[:, None]
-    middle = _weighted_median(per_row[accepted], share[accepted])
-    raw = _weighted_median(scores[accepted] / share[accepted, None], share[accepted])
-    gap = (white - share[:, None] * middle) / np.sqrt(share)[:, None]
-    far = np.sqrt((gap**2).mean(axis=1))
-    usual = max(float(np.median(far[accepted])), 1e-9)
-    far = far / usual
-    weight = np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))
-    return far, weight, share[:, None] * raw
+        white = scores @ Whitening.of(state.fit.curvature / np.outer(state.scale, state.scale)).out
+    middle, raw = (
+        share[:, None] * _weighted_median(each[accepted] / share[accepted, None], share[accepted])
+        for each in (white, scores)
+    )
+    far = np.sqrt(((white - middle) ** 2).mean(axis=1) / share)
+    return far / max(float(np.median(far[accepted])), 1e-9), raw
 
 
 def _weighted_median(values: Floats, weights: Floats) -> Floats:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 
@@ -31,6 +32,8 @@ FULL_CURVATURE = 40
 #: one factor for so many coefficients.
 ENTRIES_EACH = 3
 FACTOR_EACH = 100
+
+ONE = Field("single", 1)
 
 
 class Phase(Enum):
@@ -138,6 +141,12 @@ class OwnSums:
         gains = np.zeros((r, len(structure.CANDIDATES)))
         return OwnSums(np.zeros((r, q)), np.zeros((r, q)), groups, groups, terms, terms, gains, np.zeros(r))
 
+    def values(self, scale: Floats) -> dict[str, Floats]:
+        """The fields of a message about variances; scale: (q,) by which scores are written."""
+        squares = {"shift_squares": self.shift**2, "gain_squares": self.gains**2}
+        named = {name: getattr(self, name) for name in ("squares", "dof", "shift", "shift_dof", "gains")}
+        return {"score": self.score / scale} | named | squares
+
 
 @dataclass(frozen=True, eq=False)
 class ClusterState:
@@ -181,29 +190,17 @@ class ClusterState:
 
 @dataclass(frozen=True, eq=False)
 class PlainFit:
-    """The model without clusters, in case they turn out not to help: what every center added to sums, the
-    variance and the common model (q,), and pair terms."""
+    """What there was before clusters, in case they turn out not to help."""
 
     own: OwnSums
     variance: Floats
-    point: Floats
+    fit: FitState
     pairs: PairTerms
-
-    @staticmethod
-    def of(state: PlusState) -> PlainFit:
-        """As it is now."""
-        return PlainFit(state.own, state.variance, state.fit.point, state.pairs)
 
     def back(self, state: PlusState) -> PlusState:
         """The state with it instead of clusters."""
-        return replace(
-            state,
-            own=self.own,
-            variance=self.variance,
-            pairs=self.pairs,
-            fit=replace(state.fit, point=self.point),
-            clusters=state.clusters.without_fits,
-        )
+        before = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(state, clusters=state.clusters.without_fits, **before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,25 +211,25 @@ class PlusState(Models):
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
     information: of all rows about an intercept.  pairs: pairs of columns that are terms of the model.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
-    plain: what there was before clusters.
     resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
+    plain: what there was before clusters.
     chance: the p-value of the test whether centers differ; -1: there was none.
     hope: the chance that collaboration lowers a center's loss, on average; -1: not all centers are here. For
     single centers it says no more than its average.
     """
 
-    exchanges: int
     fit: FitState
     variance: Floats
-    dispersion: float
     scale: Floats
-    rows: float
-    information: float
     pairs: PairTerms
     own: OwnSums
     clusters: ClusterState
-    plain: PlainFit
     resting: NDArray[np.bool_]
+    plain: PlainFit | None = None
+    exchanges: int = 0
+    dispersion: float = 1.0
+    rows: float = 0.0
+    information: float = 0.0
     over: bool = False
     chance: float = -1.0
     hope: float = -1.0
@@ -297,21 +294,23 @@ def common_model(state: PlusState, local: LocalRows) -> CommonModel:
 # Messages
 
 
+def packed(fields: Fields, values: Mapping[str, Floats]) -> Floats:
+    """(r, length) the messages of r centers from their values (r, ...) of every field."""
+    return np.concatenate([np.reshape(values[name], (-1, f.total)) for name, f in fields.by_name.items()], 1)
+
+
 def message(phase: Phase, local: LocalRows) -> Fields:
-    """What every center sends in an exchange, and what the sums are broadcast as."""
+    """What is summed over centers in an exchange, and what the sums are broadcast as."""
     q, terms, groups = local.q, local.terms, local.groups
-    one = Field("single", 1)
     score = {"score": Field("small", q)}
     if phase is Phase.START:
-        intercepts = {name: Field("single", terms) for name in ("shift", "shift_squares", "doubt")}
+        intercepts = {name: Field("single", terms) for name in ("shift", "doubt")}
         curvature = {"diagonal": Field("half", q), "middle": Field("small", q)}
-        return Fields(score | curvature | intercepts | {"loss": one, "raw": one, "rows": one, "members": one})
-    fit = score | {"losses": Field("single", len(FRACTIONS)), "raw": one}
-    if phase is Phase.PAIRS:
-        pairs = Field("small", local.terms * local.candidates)
-        return Fields(fit | {"pair_scores": pairs, "pair_information": pairs})
-    if phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
-        return Fields(fit)
+        return Fields(score | curvature | intercepts | {"rows": ONE, "members": ONE})
+    if phase in (Phase.COMMON_FIT, Phase.PAIRS, Phase.CLUSTER_FIT):
+        return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": ONE})
+    if phase is Phase.CLUSTER_MEANS:
+        return Fields({})
     gains = Field("single", len(structure.CANDIDATES))
     return Fields(
         score
@@ -321,23 +320,28 @@ def message(phase: Phase, local: LocalRows) -> Fields:
     )
 
 
-def half_scores_message(local: LocalRows) -> Fields:
-    """The scores of both halves of a center's rows, and their information."""
-    return Fields({"halves": Field("small", local.mains, 2), "information": Field("single", 1)})
+def beside_sums(phase: Phase, local: LocalRows) -> Fields:
+    """What a center sends beside what is summed."""
+    if phase is Phase.PAIRS:  # sums too, of which few are broadcast
+        pairs = Field("small", local.terms * local.candidates)
+        return Fields({"pair_scores": pairs, "pair_information": pairs})
+    if phase is Phase.HALF_SCORES:
+        return Fields({"halves": Field("small", local.mains, 2), "information": ONE})
+    if phase is Phase.CLUSTER_FIT:
+        return Fields({"cluster": ONE})
+    return Fields({"mean": Field("small", local.q)} if phase is Phase.CLUSTER_MEANS else {})
 
 
 def fold_message(local: LocalRows) -> Fields:
     """What the coordinator tells one center about structure: directions, and the center's cluster."""
     loadings = Field("small", local.mains, structure.DIMENSIONS)
-    return Fields({"loadings": loadings, "cluster": Field("single", 1), "clusters": Field("single", 1)})
+    return Fields({"loadings": loadings, "cluster": ONE, "clusters": ONE})
 
 
 def chosen_message(count: int, terms: int) -> Fields:
     """Pairs of columns that earned their place: which, and the sums of their scores and information."""
-    sums = Field("single", count, terms)
-    return Fields(
-        {"first": Field("place", count), "second": Field("place", count), "score": sums, "information": sums}
-    )
+    place, sums = Field("place", count), Field("single", count, terms)
+    return Fields({"first": place, "second": place, "score": sums, "information": sums})
 
 
 def triangle_message(q: int) -> Fields:

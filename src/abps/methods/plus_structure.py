@@ -18,10 +18,11 @@ from abps.methods.base import Context, Floats, Ints
 from abps.methods.plus_state import (
     ClusterState,
     LocalRows,
+    Phase,
     PlusState,
+    beside_sums,
     common_model,
     fold_message,
-    half_scores_message,
     local_of,
 )
 from abps.models import common_fit, structure
@@ -87,7 +88,7 @@ class HalfScores:
     @staticmethod
     def of(state: PlusState, local: LocalRows, uploads: Floats, variance: Floats) -> HalfScores:
         """From uploads (n, entries), NaN where a member sent none; variance: (columns,)."""
-        parts, columns = half_scores_message(local).unpack(uploads), local.mains
+        parts, columns = beside_sums(Phase.HALF_SCORES, local).unpack(uploads), local.mains
         present = np.asarray(np.isfinite(uploads).all(axis=1) & (parts["information"][:, 0] > 0))
         information = np.where(present, parts["information"][:, 0], 0.0)
         share = information / max(float(information.sum()), 1e-9)
@@ -120,8 +121,8 @@ class HalfScores:
         )
         found = structure.find_clusters(place[self.present], doubt[self.present])
         number = np.zeros(len(place), dtype=np.int64)
-        number[self.present] = found.member.argmax(axis=1)
-        return number, found.count
+        number[self.present] = found.argmax(axis=1)
+        return number, found.shape[1]
 
 
 def propose(context: Context, halves: HalfScores, local: LocalRows) -> tuple[float, dict[int, NumberList]]:

@@ -12,14 +12,13 @@ from abps.methods.plus_state import (
     ClusterState,
     LocalRows,
     OwnSums,
-    PlainFit,
     PlusState,
     local_of,
     square,
     widened,
 )
 from abps.models import common_fit
-from abps.models.common_fit import VarianceSums
+from abps.models.common_fit import FitState
 from abps.models.families import Multinomial
 from abps.models.hierarchical import (
     ALONE_INTERCEPT_VARIANCE,
@@ -173,7 +172,6 @@ def after_pairs(
         scale=widen(state.scale, np.sqrt(chosen["information"])),
         own=OwnSums.none(wide),
         clusters=ClusterState.none(wide),
-        plain=PlainFit(OwnSums.none(wide), widen(state.variance), aim, pairs),
     )
 
 
@@ -202,18 +200,15 @@ def after_variances(
 
     move: whether the common model moves; within clusters it stays.
     """
-    found = VarianceSums(
-        sums["squares"], sums["dof"], sums["shift"], sums["shift_squares"], sums["shift_dof"]
-    )
     used = local.group >= 0
     before = np.zeros(local.groups)
     before[local.group[used]] = state.variance[used]
-    each, intercept = common_fit.variances(found, before)
+    each, intercept = common_fit.variances(sums, before)
     variance = np.where(used, each[np.maximum(local.group, 0)], 0.0)
     variance[local.constants] = intercept
     fit = state.fit
     if move:
-        fit = replace(fit, certainty=np.clip(found.shift_dof / fit.centers, 0.001, 0.999))
+        fit = replace(fit, certainty=np.clip(sums["shift_dof"] / fit.centers, 0.001, 0.999))
         system = fit.curvature + np.diag(fit.penalty)
         step = np.linalg.solve(system, sums["score"] * state.scale - fit.penalty * fit.point)
         fit = common_fit.with_intercept_variance(replace(fit, point=fit.point + step), intercept)
@@ -229,39 +224,47 @@ def prior_means(state: PlusState, local: LocalRows) -> Floats:
     return means
 
 
+def own_posterior(
+    state: PlusState, local: LocalRows, i: int, mean: Floats, free: bool = False
+) -> tuple[Posterior, Floats]:
+    """The posterior of center i here with this prior mean (q,), and its mode (q,).
+
+    free: its intercept may lie anywhere. Positions along shared directions are part of the mode alone.
+    """
+    rows, shape, q = local.rows, local.rows.shape, local.q
+    variance = state.variance.copy()
+    if free:
+        variance[local.constants] = ALONE_INTERCEPT_VARIANCE
+    prior = CommonModel(mean.reshape(shape), variance.reshape(shape), state.dispersion)
+    x, loadings = rows.design(i), state.clusters.directions(i)
+    if loadings is None:
+        found = posterior(x, rows.outcomes(i), rows.family, prior)
+        return found, found.model.ravel()
+    x, prior = with_loadings(x, prior, loadings)
+    found = posterior(x, rows.outcomes(i), rows.family, prior)
+    mode = found.model[0, :q].copy()
+    mode[: local.mains] += loadings @ found.model[0, q:]
+    own = {name: getattr(found, name)[:, :q] for name in ("model", "score", "dof")}
+    return replace(found, **own), mode
+
+
 def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
     """Every center's posterior, and what it adds to sums."""
-    rows, shape, means = local.rows, local.rows.shape, prior_means(state, local)
-    variance = state.variance.reshape(shape)
-    found: list[Posterior] = []
-    modes = np.empty((rows.n, local.q))
-    for i in range(rows.n):
-        prior = CommonModel(means[i].reshape(shape), variance, state.dispersion)
-        x = rows.design(i)
-        loadings = state.clusters.directions(i)
-        if loadings is not None:  # positions along shared directions are further coefficients
-            wide, further = with_loadings(x, prior, loadings)
-            each = posterior(wide, rows.outcomes(i), rows.family, further)
-            modes[i] = each.model[0, : local.q]
-            modes[i, : local.mains] += loadings @ each.model[0, local.q :]
-            own = slice(0, local.q)
-            each = replace(each, model=each.model[:, own], score=each.score[:, own], dof=each.dof[:, own])
-        else:
-            each = posterior(x, rows.outcomes(i), rows.family, prior)
-            modes[i] = each.model.ravel()
-        found.append(each)
-    deviation = np.stack([each.model.ravel() for each in found]) - means
-    dof = np.stack([each.dof.ravel() for each in found])
-    used = local.group >= 0
-    group = local.group[used]
+    means = prior_means(state, local)
+    found = [own_posterior(state, local, i, mean) for i, mean in enumerate(means)]
+    deviation, score, dof = (
+        np.stack([getattr(each, name).ravel() for each, _ in found]) for name in ("model", "score", "dof")
+    )
+    deviation -= means
+    used, group = local.group >= 0, local.group[local.group >= 0]
 
     def by_group(values: Floats) -> Floats:
         return np.stack([np.bincount(group, row[used], local.groups) for row in values])
 
     return replace(
         state.own,
-        modes=modes,
-        score=np.stack([each.score.ravel() for each in found]),
+        modes=np.stack([mode for _, mode in found]),
+        score=score,
         squares=by_group(deviation**2),
         dof=by_group(dof),
         shift=deviation[:, local.constants],
@@ -290,32 +293,20 @@ def without_own(state: PlusState, local: LocalRows) -> Floats:
     return means
 
 
-def evidence_of(state: PlusState, local: LocalRows, i: int, mean: Floats, free: bool = False) -> Posterior:
-    """The posterior of center i here with this prior mean (q,); free: its intercept may lie anywhere."""
-    rows, shape = local.rows, local.rows.shape
-    variance = state.variance.copy()
-    if free:
-        variance[local.constants] = ALONE_INTERCEPT_VARIANCE
-    prior = CommonModel(mean.reshape(shape), variance.reshape(shape), state.dispersion)
-    x = rows.design(i)
-    loadings = state.clusters.directions(i)
-    if loadings is not None:
-        x, prior = with_loadings(x, prior, loadings)
-    return posterior(x, rows.outcomes(i), rows.family, prior)
-
-
 def cluster_gains(state: PlusState, base: LocalRows) -> Floats:
     """(r, candidates) by how much the evidence of every center's rows speaks for clusters, in the first.
 
     base: rows without pair terms.
     """
+    assert state.plain is not None
     bare, plain = state.plain.back(state), base.with_pairs(state.plain.pairs)
     local = base.with_pairs(state.pairs)
     inside, outside = without_own(state, local), without_own(bare, plain)
     gains = np.zeros_like(state.own.gains)
     for i in range(local.rows.n):
-        with_it = evidence_of(state, local, i, inside[i]).evidence
-        gains[i, 0] = with_it - evidence_of(bare, plain, i, outside[i]).evidence
+        with_it, _ = own_posterior(state, local, i, inside[i])
+        without, _ = own_posterior(bare, plain, i, outside[i])
+        gains[i, 0] = with_it.evidence - without.evidence
     return gains
 
 
@@ -333,7 +324,7 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     margin = REST_MARGIN + np.log(max(state.fit.centers, 1))
     hopes = []
     for i in np.flatnonzero(_surprising(state, local, means)).tolist():
-        together = evidence_of(state, local, i, outside[i]).evidence
+        together = own_posterior(state, local, i, outside[i])[0].evidence
         x, y = rows.design(i), rows.outcomes(i)
         by_itself = alone(x, y, rows.family, group, common)
         prior = CommonModel(means[i].reshape(shape), state.variance.reshape(shape), state.dispersion)
@@ -341,11 +332,11 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
         hopes.append(chance_of_gain(x, y, rows.family, prior, mode, by_itself.model, NEXT_PATIENTS))
         if by_itself.evidence <= together + margin:
             continue
-        free = evidence_of(state, local, i, outside[i], free=True).evidence
+        free = own_posterior(state, local, i, outside[i], free=True)[0].evidence
         if by_itself.evidence > free + margin:
             modes[i], resting[i] = by_itself.model.ravel(), True
-        elif state.clusters.directions(i) is None:
-            modes[i] = evidence_of(state, local, i, means[i], free=True).model.ravel()
+        else:
+            modes[i] = own_posterior(state, local, i, means[i], free=True)[1]
     hope = float(np.mean(hopes)) if len(hopes) == state.fit.centers else -1.0
     return replace(state, own=replace(state.own, modes=modes), resting=resting, hope=hope)
 
@@ -368,47 +359,46 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
     prior mean is one of the cluster's rows and of the common model, which is a mean over all. ``weight``: the
     share of a center's own rows (peer itself), of every peer in its cluster, of all centers (peer nobody).
     """
-    local = local_of(context, state)
+    clusters, members = state.clusters, context.local_index
     sizes = np.asarray(context.sizes(), dtype=np.float64)
+    peers = {name: members[clusters.number == name] for name in clusters.names.tolist()}
+    peers = {name: who[np.argsort(-sizes[who], kind="stable")] for name, who in peers.items()}
+    part = {
+        name: _own_share(fit, local_of(context, state))
+        for name, fit in zip(peers, clusters.fits, strict=True)
+    }
+    used = "structure is used" if clusters.fits or clusters.chosen >= 0 else "no structure is used"
     rows: list[tuple[int, int, str, float, str]] = []
-    clusters = state.clusters
-    number = np.full(context.n, -1)
-    number[context.local_index] = clusters.number if clusters.fits else -1
-    for i, member in enumerate(context.local_index.tolist()):
+    for member, name, own, rests in zip(
+        members.tolist(), clusters.number.tolist(), state.own.share.tolist(), state.resting, strict=True
+    ):
         if state.chance >= 0:
-            said = "structure is used" if clusters.fits or clusters.chosen >= 0 else "no structure is used"
-            rows.append((member, -1, "differences", state.chance, said))
-        if state.resting[i]:
+            rows.append((member, -1, "differences", state.chance, used))
+        if rests:
             rows.append((member, -1, "rested", 1.0, "the evidence of its rows speaks for its own model"))
             continue
-        own = float(state.own.share[i])
         rows.append((member, member, "weight", own, "own rows"))
-        from_cluster = 0.0
+        left = 1.0 - own
         if clusters.fits:
-            fit = clusters.fit_of(int(clusters.number[i]))
-            used = local.group >= 0
-            left = fit.penalty * np.diag(np.linalg.inv(fit.curvature + np.diag(fit.penalty)))
-            from_cluster = float(np.clip(1.0 - left[used].mean(), 0.0, 1.0))
-            mine = np.flatnonzero((number == clusters.number[i]) & (np.arange(context.n) != member))
-            part = (1.0 - own) * from_cluster * sizes[mine] / max(sizes[mine].sum(), 1.0)
-            first = np.argsort(-part, kind="stable")
-            named, others = first[:MOST_NAMED], first[MOST_NAMED:]
-            rows += [(member, int(mine[k]), "weight", float(part[k]), "cluster peer") for k in named]
-            if len(others):
-                rows.append((member, -1, "weight", float(part[others].sum()), "further cluster peers"))
-        rows.append((member, -1, "weight", (1.0 - own) * (1.0 - from_cluster), "all centers"))
+            others = peers[name][peers[name] != member]
+            share = left * part[name] * sizes[others] / max(sizes[others].sum(), 1.0)
+            named = zip(others[:MOST_NAMED].tolist(), share[:MOST_NAMED].tolist(), strict=True)
+            rows += [(member, peer, "weight", each, "cluster peer") for peer, each in named]
+            if len(others) > MOST_NAMED:
+                rows.append((member, -1, "weight", float(share[MOST_NAMED:].sum()), "further cluster peers"))
+            left *= 1.0 - part[name]
+        rows.append((member, -1, "weight", left, "all centers"))
     if state.hope >= 0:
         rows.append(
             (-1, -1, "collaboration", state.hope, "chance that it lowers a hospital's loss, on average")
         )
-    center, peer, decision, score, reason = (list(column) for column in zip(*rows, strict=True))
+    center, peer, decision, score, reason = (np.array(column) for column in zip(*rows, strict=True))
     nothing = np.full(len(rows), np.nan)
-    return Decisions(
-        np.array(center),
-        np.array(peer),
-        np.array(decision, dtype=object),
-        np.array(score),
-        nothing,
-        nothing,
-        np.array(reason, dtype=object),
-    )
+    words = decision.astype(object), reason.astype(object)
+    return Decisions(center, peer, words[0], score, nothing, nothing, words[1])
+
+
+def _own_share(fit: FitState, local: LocalRows) -> float:
+    """The share of a cluster's mean that its own rows decide; the common model decides the rest."""
+    left = fit.penalty * np.diag(np.linalg.inv(fit.curvature + np.diag(fit.penalty)))
+    return float(np.clip(1.0 - left[local.group >= 0].mean(), 0.0, 1.0))

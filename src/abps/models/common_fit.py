@@ -6,6 +6,7 @@ same model. Vectors are flat: (q,), q = terms * (columns + 1).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -150,8 +151,8 @@ def with_dispersion(fit: FitState, ratio: float) -> FitState:
     return replace(fit, curvature=fit.curvature / ratio, base=None)
 
 
-def shrunken_correlation(matrix: Floats, rows: float) -> tuple[Floats, Floats]:
-    """(q, q) correlations of a curvature that ``rows`` rows gave, and the square roots (q,) of its diagonal.
+def shrunken_correlation(matrix: Floats, rows: float) -> Floats:
+    """(q, q) correlations of a curvature that ``rows`` rows gave.
 
     Correlations shrink towards zero by the share of their squares that sampling explains.
     """
@@ -160,7 +161,7 @@ def shrunken_correlation(matrix: Floats, rows: float) -> tuple[Floats, Floats]:
     np.fill_diagonal(off, 0.0)
     noise = float(((1.0 - off**2) ** 2).sum()) / max(rows, 1.0)
     keep = 1.0 - min(0.7, noise / max(float((off**2).sum()), 1e-9))
-    return keep * off + np.eye(len(off)), size
+    return keep * off + np.eye(len(off))
 
 
 #: The widest gap between two positions that one byte can say.
@@ -206,32 +207,19 @@ def decompress(factors: Floats, gaps: Floats, values: Floats) -> Floats:
     return assemble_curvature(matrix, LEAST_EIGENVALUE)
 
 
-@dataclass(frozen=True, eq=False)
-class VarianceSums:
-    """Sums over centers at their posterior modes.
-
-    squares: (groups,) squared deviations of the coefficients.  dof: (groups,) effective degrees of freedom.
-    shift, shift_squares, shift_dof: (terms,) the same of the intercepts, and their summed deviations.
-    """
-
-    squares: Floats
-    dof: Floats
-    shift: Floats
-    shift_squares: Floats
-    shift_dof: Floats
-
-
-def variances(sums: VarianceSums, before: Floats) -> tuple[Floats, Floats]:
-    """Variances (groups,) of the coefficients between centers and (terms,) of the intercepts.
+def variances(sums: Mapping[str, Floats], before: Floats) -> tuple[Floats, Floats]:
+    """Variances (groups,) of the coefficients between centers and (terms,) of the intercepts, from sums over
+    centers at their posterior modes: squared deviations and effective degrees of freedom of the coefficients
+    (``squares``, ``dof``) and of the intercepts (``shift_squares``, ``shift_dof``).
 
     The evidence is largest where squared deviations over degrees of freedom reproduce the variance. Near zero
     that fixed point is reached slowly, so two of its steps are taken at once; before: (groups,) variances
     that the sums were taken with. A group shrinks towards all groups by one degree of freedom.
     """
-    overall = sums.squares.sum() / max(float(sums.dof.sum()), 1e-6)
-    each = (sums.squares + overall) / (sums.dof + 1.0)
+    squares, dof = sums["squares"], sums["dof"]
+    each = (squares + squares.sum() / max(float(dof.sum()), 1e-6)) / (dof + 1.0)
     each = each * np.clip(each / np.maximum(before, LEAST_VARIANCE), 0.2, 5.0)
-    intercept = sums.shift_squares / np.maximum(sums.shift_dof, 0.1)
+    intercept = sums["shift_squares"] / np.maximum(sums["shift_dof"], 0.1)
     return (
         np.clip(each, LEAST_VARIANCE, MOST_VARIANCE),
         np.clip(intercept, LEAST_INTERCEPT_VARIANCE, MOST_INTERCEPT_VARIANCE),

@@ -171,19 +171,6 @@ def gain_z(total: Floats, squares: Floats, n: int) -> Floats:
     return np.asarray(mean / spread * np.sqrt(n))
 
 
-@dataclass(frozen=True, eq=False)
-class Clusters:
-    """member: (n, k) probabilities to belong to each cluster.  centre: (k, r) where clusters lie."""
-
-    member: Floats
-    centre: Floats
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self.member.shape[1]
-
-
 def positions(
     score: Floats, information: Floats, whitening: Whitening, loadings: Floats, variance: Floats
 ) -> tuple[Floats, Floats]:
@@ -201,11 +188,12 @@ def positions(
     return found, doubt
 
 
-def find_clusters(place: Floats, doubt: Floats) -> Clusters:
-    """A mixture of normal distributions around k places, each observation with a known variance (n, r) beside
-    the common one within clusters; k by the Bayesian information criterion."""
+def find_clusters(place: Floats, doubt: Floats) -> Floats:
+    """(n, k) probabilities to belong to each of k clusters: a mixture of normal distributions, each place
+    with a known variance (n, r) beside the common one within clusters; k by the Bayesian information
+    criterion."""
     n, r = place.shape
-    best, least = Clusters(np.ones((n, 1)), place.mean(axis=0)[None]), np.inf
+    best, least = np.ones((n, 1)), np.inf
     for k in range(1, min(MOST_CLUSTERS, n // 3) + 1):
         found, likelihood = _mixture(place, doubt, k)
         criterion = -2.0 * likelihood + np.log(n) * (k * r + k)
@@ -214,8 +202,8 @@ def find_clusters(place: Floats, doubt: Floats) -> Clusters:
     return best
 
 
-def _mixture(place: Floats, doubt: Floats, k: int, sweeps: int = 60) -> tuple[Clusters, float]:
-    """The mixture with k clusters, started from far apart places, and its log-likelihood."""
+def _mixture(place: Floats, doubt: Floats, k: int, sweeps: int = 60) -> tuple[Floats, float]:
+    """(n, k) probabilities of a mixture started from far apart places, and its log-likelihood."""
     precision = 1.0 / doubt
     centre = _far_apart(place, precision, k)
     within, share = (
@@ -242,7 +230,7 @@ def _mixture(place: Floats, doubt: Floats, k: int, sweeps: int = 60) -> tuple[Cl
         squares = (member[:, :, None] * gap**2).sum(axis=1)
         trust = 1.0 / variance**2
         within = np.maximum((trust * (squares - doubt)).sum(axis=0) / trust.sum(axis=0), 1e-6)
-    return Clusters(member, centre), likelihood
+    return member, likelihood
 
 
 def _far_apart(place: Floats, precision: Floats, k: int) -> Floats:
