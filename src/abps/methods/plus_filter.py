@@ -21,6 +21,10 @@ from abps.wire.fields import Fields
 #: second it is left out.
 SHORTEN, EXCLUDE = 1.8, 3.0
 
+#: Numbers of a score are cut at so many standard deviations of all members, in columns of which most members
+#: know something: their standard deviation exceeds this share of the one expected.
+FARTHEST_NUMBER, COMMON_COLUMN = 2.0, 0.5
+
 #: Rows may differ by this factor from what a member reported, in medians of all.
 ROWS_FACTOR = 1.6
 
@@ -74,11 +78,10 @@ def screen(
         reason[accepted & ~possible] = "impossible sums"
         accepted &= possible
         if accepted.sum() >= FEWEST:
-            far, middle = _distances(parts, reported, accepted, state)
+            far, scores = _bounded(parts, reported, accepted, state)
             reason[accepted & (far > EXCLUDE)] = "score too far from all others"
             accepted &= far <= EXCLUDE
-            part = np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
-            values[:, : local.q] = middle + part * (parts["score"] - middle)
+            values[:, : local.q] = scores
     return Screened(accepted, reason, np.where(accepted[:, None], values, 0.0))
 
 
@@ -118,22 +121,29 @@ def _possible(
     return fine
 
 
-def _distances(
+def _bounded(
     parts: dict[str, Floats], reported: Floats, accepted: NDArray[np.bool_], state: PlusState
 ) -> tuple[Floats, Floats]:
-    """(n,) how far scores lie from the middle in medians of all, and (n, q) the middle for their rows."""
-    scores = parts["score"]
-    share = np.maximum(reported, 1.0) / reported[accepted].sum()
+    """(n,) how far scores lie from the middle, in medians of all, and (n, q) scores of bounded influence."""
+    scores, share = parts["score"], np.maximum(reported, 1.0) / reported[accepted].sum()
     if "diagonal" in parts:
-        white = scores / np.sqrt(np.maximum(parts["diagonal"][accepted].sum(axis=0), 1e-9))
+        size = np.sqrt(np.maximum(parts["diagonal"][accepted].sum(axis=0), 1e-9))
+        white = scores / size
     else:
+        size = np.ones(scores.shape[1])
         white = scores @ Whitening.of(state.fit.curvature / np.outer(state.scale, state.scale)).out
     middle, raw = (
         share[:, None] * _weighted_median(each[accepted] / share[accepted, None], share[accepted])
         for each in (white, scores)
     )
     far = np.sqrt(((white - middle) ** 2).mean(axis=1) / share)
-    return far / max(float(np.median(far[accepted])), 1e-9), raw
+    far = far / max(float(np.median(far[accepted])), 1e-9)
+    unit = np.sqrt(share)[:, None] * size  # the standard error of a member's score, where all know alike
+    gap = (scores - raw) / unit * np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
+    spread = 1.4826 * np.median(np.abs(gap[accepted]), axis=0)
+    # Of a column that few members have rows of, those few may say whatever they find.
+    most = np.where(spread > COMMON_COLUMN, FARTHEST_NUMBER * np.maximum(spread, 1.0), np.inf)
+    return far, raw + unit * np.clip(gap, -most, most)
 
 
 def _weighted_median(values: Floats, weights: Floats) -> Floats:
