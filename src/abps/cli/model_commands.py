@@ -136,7 +136,7 @@ def predict(
 
     from abps import files
     from abps.cli.check_command import repair_words
-    from abps.data.reading import read_raw
+    from abps.data.harmonise import read_harmonised
     from abps.data.roles import normalise
     from abps.fitted.folder import load_model
     from abps.fitted.inputs import readable
@@ -144,7 +144,7 @@ def predict(
     if out.suffix not in (".parquet", ".csv"):
         raise RequestError(f"--out {out}: end it in .parquet or .csv")
     fitted = load_model(model)
-    table = read_raw(data).frame
+    table = read_harmonised(data).frame
     spelled = {normalise(name): name for name in reversed(table.columns)}  # as in check, case does not count
     carried = [
         name if name in table.columns else spelled.get(normalise(name), name) for name in options.split(carry)

@@ -33,6 +33,7 @@ from abps.cli.site_command import (
     study_store,
 )
 from abps.core.errors import RequestError
+from abps.data.harmonise import map_digest
 from abps.data.prepare import codebook, excluded_columns
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import approval, preflight, sharing, sitefile
@@ -107,7 +108,10 @@ def init(
         raise RequestError(f"{found.doubt}; say which value is the event with --positive")
     rows = own.read_table()
     book = replace(
-        codebook(rows, seed=0, min_cell=MIN_CELL), events=found.event_words, others=found.other_words
+        codebook(rows, seed=0, min_cell=MIN_CELL),
+        events=found.event_words,
+        others=found.other_words,
+        harmonised=tuple(filter(None, [map_digest(table)])),
     )
     files.write_json(folder / sitefile.CODEBOOK, book.to_json())
     written = [own.write(folder), folder / sitefile.CODEBOOK]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,10 @@ import typer
 
 from abps import files
 from abps.cli import options
-from abps.cli.site_command import emit, say, show
+from abps.cli.site_command import Kit, emit, own_file, read_codebook, say, show
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import read_root
+from abps.sites.store.store import Store
 
 
 def explain(
@@ -59,4 +61,40 @@ def explain(
     return None
 
 
-COMMANDS = (explain,)
+def harmonise(
+    kit: Kit,
+    codebook: Annotated[Path, typer.Option(help="The study's common columns.")],
+    study: Annotated[str | None, typer.Option(help="A study whose common scales were counted.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the proposed map here (TOML).")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare this site's table with a study's columns, and propose a map: names, units, levels.
+
+    Units are judged by the codebook's scales or, with --study, by those that all sites counted under masks;
+    nothing leaves. The map, TABLE.harmonise.toml beside the table, is applied whenever the table is read.
+    Read it, correct it, and run `abps site init` again: the codebook and the proposal hold its digest.
+
+    Example: abps site harmonise north --codebook codebook.json --study icu --out stays.harmonise.toml
+    """
+    from abps.data import harmonise as maps
+    from abps.data.scales import Statistics
+    from abps.sites.node import measuring
+
+    own, book = own_file(kit), read_codebook(codebook)
+    scales = book.statistics
+    if study is not None:
+        with contextlib.closing(Store.look(own.store_of(measuring.store_name(study)))) as store:
+            counted = measuring.kept_in(store)
+        scales = scales if counted is None else Statistics.from_json(counted["statistics"])
+    entries, said = maps.suggest(own.read_table().features, book, scales)
+    entries = maps.added(maps.read_map(own.table), entries)
+    if scales is None:
+        said.append("units were not compared: the codebook has no scales; name a counted study with --study")
+    if out is not None and entries:
+        files.write_text(out, maps.as_toml(entries))
+        said.append(f"wrote {out}; it is in force as {maps.map_path(own.table)}")
+    summary = {"site": own.site, "entries": entries, "said": said}
+    emit(as_json, summary, *(said or ["all columns fit"]), *maps.as_toml(entries).splitlines())
+
+
+COMMANDS = (explain, harmonise)

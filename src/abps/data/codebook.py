@@ -86,6 +86,7 @@ class Codebook:
     events, others: the outcome's words that count as the event, and those that do not; a site whose table has
     them the other way round must not learn with the rest. Empty where nobody said.
     outcome: what is predicted, with the classes, time grid or scale that were agreed on.
+    harmonised: digests of the maps (:mod:`abps.data.harmonise`) by which sites read their tables.
     """
 
     columns: tuple[Column, ...]
@@ -98,6 +99,7 @@ class Codebook:
     events: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     outcome: Outcome = BINARY
+    harmonised: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -127,6 +129,8 @@ class Codebook:
             plain["outcome"] = {"event": list(self.events), "other": list(self.others)}
         if not self.outcome.binary:
             plain["outcome"] = {**plain.get("outcome", {}), **self.outcome.to_json()}
+        if self.harmonised:
+            plain["harmonised"] = list(self.harmonised)
         return plain
 
     @staticmethod
@@ -160,6 +164,7 @@ class Codebook:
                 statistics_source=None if source is None else StatisticsSource.from_json(source),
                 events=events,
                 others=others,
+                harmonised=tuple(sorted(str(each) for each in data.get("harmonised", ()))),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(
@@ -206,6 +211,7 @@ def merged(books: Sequence[Codebook]) -> Codebook:
         events=tuple(sorted(events)),
         others=tuple(sorted(others)),
         outcome=_one_prediction(books),
+        harmonised=tuple(sorted({each for book in books for each in book.harmonised})),
     )
 
 

@@ -375,19 +375,28 @@ def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[s
 
 def _factor(name: str, here: float, elsewhere: float) -> str:
     """The factor between two medians: that of a known conversion where one fits, else their ratio."""
+    factor, offset, units = conversion(name, here, elsewhere)
+    if offset:
+        return f"; {units}?"
+    larger = max(factor, 1 / factor)
+    if not units:
+        return f"; a factor of about {larger:g}"
+    return f"; {units}? {'multiply' if here < elsewhere else 'divide'} by {larger:.6g}"
+
+
+def conversion(name: str, here: float, elsewhere: float) -> tuple[float, float, str]:
+    """(factor, offset) that bring values with the median ``here`` to ``elsewhere``, and the two units: a
+    known conversion where one fits, else the ratio of the medians and no units."""
     plain, ratio = normalise(name), max(here, elsewhere) / min(here, elsewhere)
     if "temp" in plain and 2.3 < ratio < 3.1:
-        return "; °F and °C?"
-    way = "multiply by" if here < elsewhere else "divide by"
+        return (5 / 9, -160 / 9, "°F and °C") if here > elsewhere else (1.8, 32.0, "°F and °C")
     fitting = [
         (abs(np.log(ratio / each["factor"])), each["factor"], each["units"])
         for each in WORDS["conversions"]
         if re.search(each["column"], plain) and 1 / NEAR < ratio / each["factor"] < NEAR
     ]
-    if fitting:
-        _, factor, units = min(fitting)
-        return f"; {units}? {way} {factor:g}"
-    return f"; a factor of about {float(f'{ratio:.2g}'):g}"
+    _, factor, units = min(fitting) if fitting else (0.0, float(f"{ratio:.2g}"), "")
+    return (factor if here < elsewhere else 1 / factor), 0.0, units
 
 
 def _quantiles(values: NDArray[np.float64], center: NDArray[np.int32], n: int) -> NDArray[np.float64]:

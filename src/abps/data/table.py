@@ -31,8 +31,9 @@ from abps.core.errors import RequestError, nearest
 from abps.data.check import ColumnCheck, LeftOut, TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation
+from abps.data.harmonise import check_digest, read_harmonised
 from abps.data.outcome import FEWEST, EncodedLabel, Outcome, align_label, encode_label
-from abps.data.reading import GAPS, RawTable, read_raw
+from abps.data.reading import GAPS, RawTable
 from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column, to_levels
 from abps.data.roles import RoleOptions, Roles, completed, normalise
 from abps.data.screening import (
@@ -98,7 +99,7 @@ def load(data: str, roles: Roles | None = None, min_stays: int | None = None) ->
 
 def load_file(path: Path, roles: Roles, min_stays: int = MIN_STAYS) -> Federation:
     """The federation in a file: read, repaired, screened, and assembled."""
-    raw = read_raw(path)
+    raw = read_harmonised(path)
     roles = completed(path, roles)
     if not roles.label or not roles.center:
         lacking = "center=COL" if roles.label else "label=COL" if roles.center else "label=COL and center=COL"
@@ -220,7 +221,7 @@ def role_columns(frame: pl.DataFrame, roles: Roles) -> list[str]:
 
 def read_frame(path: Path) -> pl.DataFrame:
     """A CSV, TSV, Excel or Parquet file as a frame, its cells as they are."""
-    return read_raw(path).frame
+    return read_harmonised(path).frame
 
 
 def find_column(frame: pl.DataFrame, name: str, role: str) -> str:
@@ -538,7 +539,7 @@ def own_outcome(
 ) -> EncodedLabel:
     """The outcome of one center's own table: what it is, and which of its words are the event."""
     roles = Roles(label, "", positive=positive, outcome=outcome, duration=duration)
-    return _repaired(read_raw(Path(path)), roles).label
+    return _repaired(read_harmonised(Path(path)), roles).label
 
 
 def own_table(
@@ -562,10 +563,11 @@ def own_table(
         outcome = book.outcome.asked
     roles = Roles(label, "", patient, time, None, tuple(drop), positive=positive, outcome=outcome,
                   duration=duration)  # fmt: skip
-    raw = read_raw(Path(path))
+    raw = read_harmonised(Path(path))
     table = _repaired(raw, roles)
     roles, found = table.roles, table.label
     if book is not None:
+        check_digest(path, book, site)
         found = align_label(found, book.outcome, site, roles.label)
         _same_event(found, book, site, roles.label)
     values, what = found.values, found.outcome

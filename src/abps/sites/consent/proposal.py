@@ -106,6 +106,7 @@ class Proposal:
             **_outcome_terms(book.outcome),
             "the event": list(book.events) or "as each site reads it",
             "minimum cell size, patients": book.min_cell,
+            **({"maps by which sites read their tables": list(book.harmonised)} if book.harmonised else {}),
             "wire format": ".".join(map(str, self.wire)),
         }
 
