@@ -78,6 +78,7 @@ def init(
     allow: Annotated[
         str, typer.Option(help="Comma-separated packages besides abps that jobs may name.")
     ] = "",
+    proxy: Annotated[str, typer.Option(help="HTTP proxy on the way to the relay, http://HOST:PORT.")] = "",
     as_json: options.Json = False,
 ) -> None:
     """Name this site's own table. Nothing of it leaves the machine.
@@ -100,7 +101,7 @@ def init(
     own = sitefile.SiteFile(
         site, str(table.absolute()), label, str((store or folder / "studies").absolute()), patient, time,
         options.split(drop), allow=options.split(allow), positive=positive, outcome=outcome,
-        duration=duration,
+        duration=duration, proxy=proxy,
     )  # fmt: skip
     found = own.labelled()
     if found.doubt and positive is None:

@@ -77,18 +77,16 @@ def harmonise(
     Example: abps site harmonise north --codebook codebook.json --study icu --out stays.harmonise.toml
     """
     from abps.data import harmonise as maps
-    from abps.data.scales import Statistics
     from abps.sites.node import measuring
 
     own, book = own_file(kit), read_codebook(codebook)
-    scales = book.statistics
+    medians = maps.common_medians(book.statistics)
     if study is not None:
         with contextlib.closing(Store.look(own.store_of(measuring.store_name(study)))) as store:
-            counted = measuring.kept_in(store)
-        scales = scales if counted is None else Statistics.from_json(counted["statistics"])
-    entries, said = maps.suggest(own.read_table().features, book, scales)
+            medians |= json.loads(store.facts().get(measuring.MEDIANS, "{}"))
+    entries, said = maps.suggest(own.read_table().features, book, medians)
     entries = maps.added(maps.read_map(own.table), entries)
-    if scales is None:
+    if not medians:
         said.append("units were not compared: the codebook has no scales; name a counted study with --study")
     if out is not None and entries:
         files.write_text(out, maps.as_toml(entries))

@@ -17,20 +17,21 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook
 from abps.data.reading import RawTable, read_raw
 from abps.data.repairs import repair_column, to_levels
 from abps.data.roles import normalise
-from abps.data.scales import PROBABILITIES, Statistics
+from abps.data.scales import FIRST, PROBABILITIES, Statistics
 from abps.data.screening import ENOUGH_VALUES, LEAST_FACTOR, conversion
 
 #: An entry of a map, and what a value of it must be.
@@ -113,9 +114,10 @@ def check_digest(table: str | Path, book: Codebook, site: str) -> None:
 
 
 def suggest(
-    features: pl.DataFrame, book: Codebook, scales: Statistics | None
+    features: pl.DataFrame, book: Codebook, medians: Mapping[str, float]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Entries that would bring a table to a codebook, and a sentence for each; people decide.
+    """Entries that would bring a table to a codebook, and a sentence for each; people decide.  medians: of
+    all sites' values.
 
     A column's unit is doubtful if its median lies at least ``LEAST_FACTOR`` from the common one, which is
     outside the middle 80 % of its own values.
@@ -132,26 +134,43 @@ def suggest(
             continue
         levels = [c.level for c in book.columns if (c.source, c.kind) == (source, "level")]
         found = to_levels(features[source], levels).drop_nulls().unique().to_list() if levels else []
-        if other := sorted(set(found) - set(levels))[:10]:
-            said.append(f"{source!r} has levels that the study has not: {', '.join(other)}")
+        other = sorted(found)[:10]
+        if other and not set(found) & set(levels):
+            said.append(f"{source!r} has no level of the study's: {', '.join(other)}")
             entries[source] = {"levels": dict.fromkeys(other, levels[0])}
-    for source, scale in ({} if scales is None else scales.scales).items():
-        if source not in features.columns or not features[source].dtype.is_numeric() or not scale.quantiles:
+    for source, common in medians.items():
+        if source not in features.columns or not features[source].dtype.is_numeric():
             continue
         values = features[source].drop_nulls().cast(pl.Float64).to_numpy()
         values = values[np.isfinite(values)]
-        common = float(np.interp(0.5, PROBABILITIES, scale.quantiles))
-        if len(values) < ENOUGH_VALUES or common <= 0 or values.min() < 0:
+        if len(values) < ENOUGH_VALUES or not common > 0 or values.min() < 0:
             continue
         low, here, high = np.quantile(values, [0.1, 0.5, 0.9])
         if here <= 0 or max(here / common, common / here) < LEAST_FACTOR or low <= common <= high:
             continue
         factor, offset, units = conversion(source, float(here), common)
-        said.append(
-            f"{source!r} seems to have another unit ({units}): median {here:.3g} here, {common:.3g} in all"
-        )
+        about = f"{units or 'unknown'}; median {here:.3g} here, about {common:.3g} in all"
+        said.append(f"{source!r} seems to have another unit ({about})")
         entries[source] = {"factor": factor, **({"offset": offset} if offset else {})}
     return entries, said
+
+
+def common_medians(scales: Statistics | None) -> dict[str, float]:
+    """Medians of the columns whose common scales a codebook has."""
+    known = {} if scales is None else scales.scales
+    return {n: float(np.interp(0.5, PROBABILITIES, s.quantiles)) for n, s in known.items() if s.quantiles}
+
+
+def coarse_medians(names: Sequence[str], total: NDArray[np.float64]) -> dict[str, float]:
+    """Medians of columns from the total of the first count, whose bins are powers of ten by quarters.
+
+    Scales in the end have narrower bins, which one site in another unit stretches; these it does not.
+    """
+    positive = FIRST > 0
+    shares = np.cumsum(total, axis=1)[:, :-1] / np.maximum(total.sum(axis=1, keepdims=True), 1e-9)
+    logs = np.log(FIRST[positive])
+    found = {name: row[positive] for name, row in zip(names, shares) if row[positive][0] < 0.5 < row[-1]}
+    return {name: float(np.exp(np.interp(0.5, row, logs))) for name, row in found.items()}
 
 
 def added(known: Entries, more: Entries) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites.consent import sitefile
 from abps.sites.consent.kit import Kit, Membership, Role, read_certificate
+from abps.sites.consent.proxy import connect, proxy_of
 
 #: Days before the end of a certificate from which on every check warns.
 WARN_DAYS = 60
@@ -197,20 +198,28 @@ def clock(kit: Kit, now: datetime.datetime) -> Check:
 
 def _relay(kit: Kit) -> Iterator[Check]:
     """Name, port and greeting of the relay, each only if the one before is there."""
-    name = "name of the relay"
+    name, through = "name of the relay", None
     try:
-        found = socket.getaddrinfo(kit.host, kit.port, type=socket.SOCK_STREAM)
+        through = proxy_of(kit)
+        if through is not None:
+            yield Check("proxy", State.OK, f"the way to the relay is {through.hostname}:{through.port}")
+    except RequestError as error:
+        yield Check("proxy", State.FAIL, str(error))
+        return
+    try:
+        found = [] if through else socket.getaddrinfo(kit.host, kit.port, type=socket.SOCK_STREAM)
     except OSError as error:
         said = f"{kit.host} cannot be resolved ({_why(error)}); ask your network"
         yield Check(name, State.FAIL, said)
         return
     addresses = sorted({str(entry[4][0]) for entry in found})
-    yield Check(name, State.OK, f"{kit.host} is {', '.join(addresses)}")
+    said = "the proxy resolves it" if through else f"{kit.host} is {', '.join(addresses)}"
+    yield Check(name, State.OK, said)
     if kit.role is Role.RELAY:
         yield relay_port(kit)
         return
     try:
-        line = socket.create_connection((kit.host, kit.port), timeout=TIMEOUT)
+        line = connect(kit, TIMEOUT)
     except OSError as error:
         ask = "is the relay started, and does the firewall let TCP out?"
         yield Check("port", State.FAIL, f"{kit.host}:{kit.port} does not answer ({_why(error)}); {ask}")

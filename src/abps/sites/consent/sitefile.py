@@ -113,6 +113,7 @@ class SiteFile:
     another_table: whether the table may be another than in earlier jobs of a study.
     policy: what any study may ask of this site.  positive: the label's value that is the event.
     outcome, duration: what the label is, and the column with the time to the event, if it is no event or not.
+    proxy: an HTTP proxy on the way to the relay, http://HOST:PORT; none: as the environment says.
     """
 
     site: str
@@ -130,6 +131,7 @@ class SiteFile:
     positive: str | None = None
     outcome: str | None = None
     duration: str | None = None
+    proxy: str = ""
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""

@@ -30,6 +30,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import OPERATOR_ROLE
 from abps.sites.consent.kit import Kit, Role, participant_kit
+from abps.sites.consent.proxy import proxy_of
 from abps.sites.flare import job_process
 
 #: What a site must allow for our jobs, and nothing more.
@@ -300,6 +301,9 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     package = str(Path(files.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     environment = _LEAN | os.environ | {"PYTHONPATH": path}
+    proxy = proxy_of(given)
+    if proxy is not None:
+        environment["grpc_proxy"] = proxy.geturl()
     environment.setdefault(job_process.VARIABLE, str(job_process.MOST))
     _update_resources(given)
     config, names = "fed_client.json", [f"uid={given.name}"]

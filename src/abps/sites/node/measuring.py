@@ -27,6 +27,7 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.data.codebook import StatisticsSource
 from abps.data.federation import Federation
+from abps.data.harmonise import coarse_medians
 from abps.data.outcome import Outcome
 from abps.data.prepare import numeric_rows
 from abps.data.scales import (
@@ -61,6 +62,9 @@ MEASURE = "scales"
 
 #: The facts of a store that hold what came out, and whose totals were opened, by count.
 _FOUND, _OPENED = "scales", "opened"
+
+#: The fact with the rough medians of all sites' columns, by which a site finds its unit (`site harmonise`).
+MEDIANS = "medians"
 
 
 def store_name(study: str) -> str:
@@ -283,6 +287,9 @@ class ScaleCounting:
         if (total < self._own.ravel() - slack).any():
             raise RequestError("the total is less than what this site alone has counted; it is not the total")
         self.log(EntryKind.STATISTICS, len(data), f"the total of count {number}", sent=False)
+        if number == 1:
+            medians = coarse_medians(self.agreement.uncounted, total.reshape(self._tally.columns, -1))
+            self.store.keep(**{MEDIANS: json.dumps(medians)})
         self._tally.take(total, self._listed)
         self._own = None
         if self._tally.found.done:
