@@ -20,7 +20,7 @@ from abps.models.learners import learner_for
 from abps.models.training import Objective, Training
 from federations import outcome_of as made
 
-SPECS = ("survival", "survival:cox", "classes", "continuous", "continuous:pinball=0.7")
+SPECS = ("survival", "classes", "continuous")
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -174,18 +174,3 @@ def test_weighted_scores_by_their_definitions_with_the_curve_of_lifelines(seed) 
             error += (1 - alive[i]) ** 2 / chance(at, False)
     got = s.brier(time, event, alive[:, None], np.array([at]), watched)
     assert got[0] == pytest.approx(error / len(time), abs=1e-9)
-
-
-def test_the_baseline_of_a_cox_model_is_that_of_lifelines() -> None:
-    import lifelines
-    import pandas as pd
-
-    time, event, _ = made(seed=5)
-    x = np.random.default_rng(2).normal(size=(len(time), 2))
-    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "t": time, "e": event})
-    fitted = lifelines.CoxPHFitter().fit(frame, "t", "e")
-    score = (x - x.mean(axis=0)) @ fitted.params_.to_numpy()
-    theirs = fitted.baseline_cumulative_hazard_["baseline cumulative hazard"]
-    ours = s.breslow(time, event, score)
-    np.testing.assert_allclose(s.hazard_at(ours, theirs.index.to_numpy()), theirs.to_numpy(), atol=1e-6)
-    assert s.hazard_at(ours, np.array([0.0]))[0] == 0.0

@@ -18,7 +18,7 @@ from abps.data.prepare import prepare
 from abps.data.split import folds_of, most_folds
 from abps.models.outcomes import concordance, foretold
 from abps.models.penalised import MOST_PENALTY, fit_by_evidence, fit_logistic, penalised_path
-from abps.models.tabular import SplineBasis, _cumulative_hazard, fit_table
+from abps.models.tabular import SplineBasis, fit_table
 
 
 def table(rows: int, columns: int, seed: int = 0, curved: float = 1.0):
@@ -93,7 +93,7 @@ def test_squared_losses_end_at_least_squares():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 4))
     y = x @ [1.0, -2.0, 0.5, 0.0] + 3 + rng.normal(size=200)
-    outcome = Outcome("continuous", "squared", scale=1.0)
+    outcome = Outcome("continuous", scale=1.0)
     found = penalised_path(outcome, outcome.mix, x, y, np.array([1e-8]))[0]
     other = LinearRegression().fit(x, y)
     np.testing.assert_allclose(found, [*other.coef_, other.intercept_], atol=1e-4)
@@ -117,24 +117,13 @@ def test_splines_bend_inside_and_are_straight_outside():
         np.testing.assert_allclose(out[2] - out[1], out[1] - out[0], atol=1e-6)
 
 
-def test_the_cumulative_hazard_is_nelson_and_aalens():
-    lifelines = pytest.importorskip("lifelines")
-    rng = np.random.default_rng(0)
-    time, event = np.ceil(10 * rng.exponential(size=80)), rng.random(80) < 0.6
-    fitter = lifelines.NelsonAalenFitter(nelson_aalen_smoothing=False).fit(time, event)
-    wanted = fitter.cumulative_hazard_.iloc[:, 0].reindex(time).to_numpy()
-    # Ties: lifelines adds up 1/n, 1/(n-1), ...; the plain estimate d/n is a little smaller.
-    np.testing.assert_allclose(_cumulative_hazard(time, event), np.maximum(wanted, 0.5 / 80), rtol=0.1)
-
-
-@pytest.mark.parametrize("way", ["hazard", "cox"])
-def test_boosting_finds_in_times_what_no_sum_of_columns_tells(way):
+def test_boosting_finds_in_times_what_no_sum_of_columns_tells():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(900, 3))
     risk = 1.5 * np.sign(x[:, 0] * x[:, 1])
     time, ended = np.ceil(20 * rng.exponential(np.exp(-risk))), np.ceil(rng.exponential(40, len(x)))
     y = np.where(time <= ended, time, -ended).astype(np.float32)
-    outcome = Outcome("survival", way).settled(y)
+    outcome = Outcome("survival").settled(y)
     model = fit_table(x, y.astype(float), None, 11, outcome)
     assert model.weights["boosting"] > 0.8
     z = model.held_out if outcome.outputs > 1 else model.held_out[:, 0]
@@ -145,12 +134,12 @@ def test_classes_and_numbers_are_predicted():
     x, _ = table(600, 5)
     rng = np.random.default_rng(3)
     which = np.argmax(np.stack([x[:, 0], -x[:, 3], 0 * x[:, 1]]) + rng.gumbel(size=(3, 600)), axis=0)
-    outcome = Outcome("classes", "softmax", names=("a", "b", "c"))
+    outcome = Outcome("classes", names=("a", "b", "c"))
     model = fit_table(x, which.astype(float), None, 11, outcome)
     chance = foretold(outcome, model.held_out)
     assert chance.shape == (600, 3) and roc_auc_score(which, chance, multi_class="ovr") > 0.65
     number = x[:, 0] + x[:, 3] ** 2 + 0.5 * rng.normal(size=600)
-    model = fit_table(x, number, None, 11, Outcome("continuous", "squared", scale=1.0))
+    model = fit_table(x, number, None, 11, Outcome("continuous", scale=1.0))
     assert np.corrcoef(model.held_out[:, 0], number)[0, 1] > 0.85
 
 

@@ -124,8 +124,8 @@ Positive = Annotated[str | None, typer.Option(help="Value of the label that coun
 Outcome = Annotated[
     str | None,
     typer.Option(
-        help="Kind of outcome: binary, survival (with --duration), survival:cox, classes, continuous, or "
-        "continuous:pinball=0.9. Default: survival with --duration, else binary."
+        help="Kind of outcome: binary, survival (with --duration), classes or continuous. "
+        "Default: survival with --duration, else binary."
     ),
 ]
 Duration = Annotated[

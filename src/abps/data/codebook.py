@@ -248,7 +248,7 @@ def _united(books: Sequence[Codebook]) -> tuple[Column, ...]:
 def _one_prediction(books: Sequence[Codebook]) -> Outcome:
     """What all books predict: the same kind, the classes of all, and a grid or scale that some bring."""
     _only(
-        sorted({book.outcome.asked for book in books}),
+        sorted({book.outcome.kind for book in books}),
         "one codebook is of an outcome of {0} and another of {1}; settle on one, and init again where it is "
         "the other",
     )
@@ -280,8 +280,8 @@ def joining(study: Codebook, own: Codebook) -> list[str]:
     words = set(study.events) & set(own.others) | set(study.others) & set(own.events)
     if words:
         found.append(f"its outcome has {sorted(words)[0]!r} the other way round; init it again")
-    if study.outcome.asked != own.outcome.asked:
-        found.append(f"the study predicts an outcome of {study.outcome.asked}; init it so")
+    if study.outcome.kind != own.outcome.kind:
+        found.append(f"the study predicts an outcome of {study.outcome.kind}; init it so")
     unknown = [name for name in own.outcome.names if name not in study.outcome.names]
     if unknown and study.outcome.kind == "classes":
         found.append(f"the study does not know its class {unknown[0]!r}; its rows must not have it")

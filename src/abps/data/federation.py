@@ -105,7 +105,7 @@ class Federation:
             return f"{events:,} of them positive"
         if self.outcome.kind == "survival":
             return f"{events:,} of them with the event"
-        return f"outcome {self.outcome.asked}"
+        return f"outcome {self.outcome.kind}"
 
     def __repr__(self) -> str:
         share = f"outcome {self.outcome.kind}"

@@ -3,11 +3,10 @@
 From it follow loss, scores and references.
 
 * **binary**: the event or not; one log-odds.
-* **survival**: the time to an event that not everybody lives to see. ``hazard``: on a common grid of times,
-  the log-odds to fail in each interval of those who reach it; ``cox``: one log relative risk, each center
-  with a baseline of its own.
+* **survival**: the time to an event that not everybody lives to see: on a common grid of times, the log-odds
+  to fail in each interval of those who reach it (discrete hazards).
 * **classes**: one of several; a log-weight each (softmax).
-* **continuous**: a number; its mean (squared loss) or a quantile (pinball loss).
+* **continuous**: a number; its mean (squared loss).
 
 A row's outcome is one number, so that rows stay rows: 0 or 1, a class's place, the number itself, and for
 survival the time with a sign: positive where the event happened then, negative where watching ended.
@@ -31,14 +30,6 @@ from abps.data.roles import WORDS, Roles
 Kind = Literal["binary", "survival", "classes", "continuous"]
 KINDS: Final = get_args(Kind)
 
-#: Ways to learn an outcome, the usual one first.
-WAYS: Final = {
-    "binary": ("logistic",),
-    "survival": ("hazard", "cox"),
-    "classes": ("softmax",),
-    "continuous": ("squared", "pinball"),
-}
-
 #: The most classes: with more, an outcome is rather a number or a text.
 MOST_CLASSES: Final = 50
 
@@ -52,16 +43,14 @@ FEWEST: Final = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """way: how it is learned.  names: of the classes.  quantile: of the pinball loss.
+    """names: of the classes.
 
     Settled on training rows (:meth:`settled`): grid, the ends of the intervals of time, and hazards, the
     chances to fail in each of those who reach it; level and scale, by which numbers are standardised.
     """
 
     kind: Kind = "binary"
-    way: str = "logistic"
     names: tuple[str, ...] = ()
-    quantile: float = 0.5
     grid: tuple[float, ...] = ()
     hazards: tuple[float, ...] = ()
     level: float = 0.0
@@ -75,27 +64,18 @@ class Outcome:
     @property
     def agreed(self) -> bool:
         """Whether centers have nothing left to agree on: a time grid, or a level and scale of numbers."""
-        return bool(self.grid or self.scale) or (self.way != "hazard" and self.kind != "continuous")
-
-    @property
-    def asked(self) -> str:
-        """As people write it (:func:`parse_outcome`)."""
-        if self.way == WAYS[self.kind][0]:
-            return self.kind
-        return f"{self.kind}:{self.way}" + (f"={self.quantile:g}" if self.way == "pinball" else "")
+        return bool(self.grid or self.scale) or self.kind in ("binary", "classes")
 
     @property
     def outputs(self) -> int:
         """How many numbers a model answers for a row."""
-        if self.way == "hazard":
+        if self.kind == "survival":
             return max(1, len(self.grid))
         return len(self.names) if self.kind == "classes" else 1
 
     @property
     def measure(self) -> str:
         """What its main score is called."""
-        if self.way == "pinball":
-            return "D²"
         names = {"binary": "AUROC", "survival": "C-index", "classes": "macro AUROC", "continuous": "R²"}
         return names[self.kind]
 
@@ -103,7 +83,7 @@ class Outcome:
     def mix(self) -> NDArray[np.float32]:
         """(terms, outputs) how the terms of a linear model make its answers: a term for each, or, over time,
         one that is always there and one that grows from -1 to 1: effects that may fade and turn."""
-        if self.way != "hazard":
+        if self.kind != "survival":
             return np.eye(self.outputs, dtype=np.float32)
         always = np.ones((1, self.outputs), dtype=np.float32)
         if self.outputs == 1:
@@ -113,7 +93,7 @@ class Outcome:
     @property
     def start(self) -> NDArray[np.float32]:
         """(outputs,) the answers of a linear model that knows nothing yet."""
-        if self.way != "hazard":
+        if self.kind != "survival":
             return np.zeros(self.outputs, dtype=np.float32)
         chance = np.clip(np.array(self.hazards), 1e-3, 1.0 - 1e-3)
         return np.log(chance / (1.0 - chance)).astype(np.float32)
@@ -124,10 +104,10 @@ class Outcome:
 
         Of hazards twice that at the hazards of all, because a bound would be far above it.
         """
-        if self.way == "hazard":
+        if self.kind == "survival":
             chance = np.array(self.hazards)
             return float(np.clip(8.0 * (chance * (1.0 - chance)).sum(), 1.0, self.outputs))
-        return {"logistic": 1.0, "softmax": 2.0, "squared": 4.0, "pinball": 4.0, "cox": 4.0}[self.way]
+        return {"binary": 1.0, "classes": 2.0, "continuous": 4.0}[self.kind]
 
     def events(self, label: NDArray[Any]) -> NDArray[np.bool_]:
         """(rows,) what is rare about an outcome: the event; a class but the most frequent; a high number."""
@@ -177,7 +157,7 @@ class Outcome:
         """
         if self.grid or self.scale:
             return self  # agreed before
-        if self.way == "hazard":
+        if self.kind == "survival":
             grid = time_grid(label)
             return replace(self, grid=grid, hazards=grid_hazards(label, grid))
         if self.kind == "continuous":
@@ -194,7 +174,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a file: what is asked for, the classes, and what was settled."""
-        plain: dict[str, Any] = {"predicts": self.asked}
+        plain: dict[str, Any] = {"predicts": self.kind}
         if self.names:
             plain["classes"] = list(self.names)
         if self.grid:
@@ -221,8 +201,8 @@ class Outcome:
             raise ValueError("every interval of a time grid has one hazard, between 0 and 1")
         if (asked.kind == "classes") != bool(names) or len(set(names)) != len(names):
             raise ValueError("an outcome of classes names each of them once, and no other outcome does")
-        if (grid and asked.way != "hazard") or (scale and asked.kind != "continuous"):
-            raise ValueError(f"an outcome of {asked.asked} has no grid or scale like this")
+        if (grid and asked.kind != "survival") or (scale and asked.kind != "continuous"):
+            raise ValueError(f"an outcome of {asked.kind} has no grid or scale like this")
         return replace(asked, names=names, grid=grid, hazards=hazards, level=level, scale=scale)
 
     def published(self, label: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
@@ -268,31 +248,20 @@ def grid_hazards(signed: NDArray[Any], grid: tuple[float, ...]) -> tuple[float, 
 
 
 def parse_outcome(text: str) -> Outcome:
-    """An outcome as people write it: ``binary``, ``survival``, ``survival:cox``, ``classes``,
-    ``continuous``, ``continuous:pinball=0.9``.
+    """An outcome as people write it: ``binary``, ``survival``, ``classes`` or ``continuous``.
 
-    >>> parse_outcome("continuous:pinball=0.9").quantile
-    0.9
+    >>> parse_outcome("Classes").kind
+    'classes'
     """
-    word, _, rest = text.strip().lower().partition(":")
+    word = text.strip().lower()
     if word not in KINDS:
+        known = word.partition(":")[0]
+        more = "; for proportional hazards see `abps regress`" if known == "survival" else ""
         raise RequestError(
-            f"there is no outcome {word!r}{nearest(word, KINDS)}; choose {', '.join(KINDS[:-1])} "
-            f"or {KINDS[-1]}"
+            f"there is no outcome {word!r}{nearest(known, KINDS)}; choose {', '.join(KINDS[:-1])} "
+            f"or {KINDS[-1]}{more}"
         )
-    way, equals, value = rest.partition("=")
-    way = way or WAYS[word][0]
-    if way not in WAYS[word] or (equals and way != "pinball"):
-        raise RequestError(f"outcome {text!r}: {word} is learned by {' or '.join(WAYS[word])}")
-    quantile = 0.5
-    if equals:
-        try:
-            quantile = float(value)
-        except ValueError:
-            quantile = 0.0
-        if not 0 < quantile < 1:
-            raise RequestError(f"outcome {text!r}: write a quantile between 0 and 1, as pinball=0.9")
-    return Outcome(cast(Kind, word), way, quantile=quantile)
+    return Outcome(cast(Kind, word))
 
 
 # --- the label column as numbers ------------------------------------------------------------------------
@@ -413,10 +382,10 @@ def _chosen_event(name: str, values: list[str], positive: str) -> tuple[set[str]
 def align_label(label: EncodedLabel, agreed: Outcome, owner: str, name: str) -> EncodedLabel:
     """A center's label in the terms of the study; a sentence where it is another outcome."""
     own = label.outcome
-    if own.asked != agreed.asked:
+    if own.kind != agreed.kind:
         raise RequestError(
-            f"{owner}: the study predicts an outcome of {agreed.asked}, and the label {name!r} is read as "
-            f"{own.asked}; set the study's outcome where the label is named"
+            f"{owner}: the study predicts an outcome of {agreed.kind}, and the label {name!r} is read as "
+            f"{own.kind}; set the study's outcome where the label is named"
         )
     if agreed.kind != "classes":
         return replace(label, outcome=agreed)

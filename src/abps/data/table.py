@@ -560,7 +560,7 @@ def own_table(
     that can be learned from.  positive, outcome, duration: as in :class:`Roles`.
     """
     if outcome is None and book is not None and not book.outcome.binary:
-        outcome = book.outcome.asked
+        outcome = book.outcome.kind
     roles = Roles(label, "", patient, time, None, tuple(drop), positive=positive, outcome=outcome,
                   duration=duration)  # fmt: skip
     raw = read_harmonised(Path(path))

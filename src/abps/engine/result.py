@@ -363,12 +363,8 @@ def scores_of(
     train: Rows,
     at_best: float = math.nan,
     honest: NDArray[np.bool_] | None = None,
-    trained: Segments | None = None,
 ) -> dict[str, Any]:
-    """The fields of a run that say how accurate it is, whatever its outcome.
-
-    trained: answers to the training rows, for a baseline of relative risks.
-    """
+    """The fields of a run that say how accurate it is, whatever its outcome."""
     labels = labels_of(rows)
     if labels.outcome.binary:
         return {
@@ -376,7 +372,7 @@ def scores_of(
             "auprc": accuracy(centers, auprc(logits, labels)),
             "brier": accuracy(centers, brier(logits, labels)),
         }
-    found = measures(logits, rows, train, trained)
+    found = measures(logits, rows, train)
     name, values = labels.outcome.measure, found[labels.outcome.measure]
     main = accuracy(centers, values, at_best, honest)
     unknown = accuracy(centers, np.full(len(centers), np.nan))
@@ -396,7 +392,6 @@ def evaluated(
     data: Prepared,
     logits: Segments,
     judged: Segments | None,
-    trained: Segments | None,
     at_best: float,
     honest: NDArray[np.bool_] | None,
     parts: Mapping[str, Sequence[str | None]],
@@ -404,11 +399,11 @@ def evaluated(
 ) -> tuple[dict[str, Any], RowProbabilities | None]:
     """The fields of a run that say how accurate it is, from the logits of its test rows.
 
-    judged: logits of the validation rows of a binary outcome.  trained: of the training rows, of Cox's model.
+    judged: logits of the validation rows of a binary outcome.
     at_best: the mean test score of the best round on validation rows.  metrics: the user's own.
     """
     centers, test, labels = data.centers, data.test, labels_of(data.test)
-    fields = scores_of(centers, logits, test, data.train, at_best, honest, trained)
+    fields = scores_of(centers, logits, test, data.train, at_best, honest)
     seen = None
     if judged is not None:
         seen = row_probabilities(logits, labels, judged, labels_of(data.validation), test.place)

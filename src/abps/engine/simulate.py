@@ -237,14 +237,11 @@ def _result(request: _Request, played: _Played) -> Run:
     context, data = state.context, state.context.data
     logits = config.logits(context, final, data.test)
     judged = config.logits(context, final, data.validation) if data.outcome.binary else None
-    # Relative risks need a baseline to become absolute ones.
-    trained = config.logits(context, final, data.train) if data.outcome.way == "cox" else None
     attackers = state.attackers
     fields, seen = evaluated(
         data,
         logits,
         judged,
-        trained,
         track.test[track.best - 1],
         None if attackers is None else ~attackers.who,
         request.parts,

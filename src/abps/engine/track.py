@@ -207,7 +207,7 @@ def row_scores(rows: Rows, logits: Segments, fold: int = 0) -> pl.DataFrame:
     outcome, z = rows.outcome, logits.values
     if outcome.binary:
         return pl.DataFrame(columns | {"logit": z.astype(np.float32)})
-    columns["loss"] = outcomes.judged(outcome, z, rows.y, logits.start)[0].astype(np.float32)
+    columns["loss"] = outcomes.judged(outcome, z, rows.y)[0].astype(np.float32)
     if outcome.kind == "classes":
         chance = outcomes.foretold(outcome, z).astype(np.float32)
         columns |= {f"score_{k}": chance[:, k] for k in range(chance.shape[1])}
@@ -224,7 +224,6 @@ def _base(rows: Rows) -> np.ndarray:
     for low, high in zip(rows.start[:-1], rows.start[1:]):
         y = rows.y[low:high].astype(np.float64)
         if len(y):
-            best = y.mean() if rows.outcome.way == "squared" else np.quantile(y, rows.outcome.quantile)
-            constant = np.full(len(y), best)
-            base[low:high] = outcomes.judged(rows.outcome, constant, y, np.array([0, len(y)]))[0]
+            constant = np.full(len(y), y.mean())
+            base[low:high] = outcomes.judged(rows.outcome, constant, y)[0]
     return base

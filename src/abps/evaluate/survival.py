@@ -160,24 +160,6 @@ def auroc_at(time: Floats, event: Bools, risk: Floats, t: float, watched: Surviv
     return float(np.sum(weight * (below + 0.5 * (up_to - below))) / (weight.sum() * len(others)))
 
 
-def breslow(time: Floats, event: Bools, score: Floats) -> SurvivalCurve:
-    """Breslow's cumulative hazard of somebody with score zero, from log relative risks (rows,): ``value`` is
-    what has come together by ``time``. The chance to live longer is exp(-value * exp(score)).
-    """
-    check_times(time, event)
-    order = np.argsort(time, kind="stable")
-    steps, first = np.unique(time[order], return_index=True)
-    risk = np.exp(score[order].astype(np.float64))
-    at_risk_now = np.cumsum(risk[::-1])[::-1][first]
-    died = np.add.reduceat(event[order].astype(np.float64), first)
-    return SurvivalCurve(steps, np.cumsum(died / at_risk_now))
-
-
-def hazard_at(curve: SurvivalCurve, times: Floats) -> Floats:
-    """A cumulative hazard at times; zero before the first step."""
-    return np.concatenate([[0.0], curve.value])[np.searchsorted(curve.time, times, side="right")]
-
-
 def common_curve(
     grid: Floats, watched: Sequence[Floats], died: Sequence[Floats], ended: Sequence[Floats], floor: int = 10
 ) -> SurvivalCurve:

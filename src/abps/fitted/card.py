@@ -122,13 +122,12 @@ def _predicts(model: FittedModel) -> str:
     """What the model says of a stay, in half a sentence."""
     outcome, label = model.outcome, repr(model.label)
     if outcome.kind == "survival":
-        until = outcome.grid[-1] if outcome.grid else model.baseline[-1][0] if model.baseline else 0.0
+        until = outcome.grid[-1] if outcome.grid else 0.0
         return f"the chance to live without {label} (is {model.positive!r}) past times up to {until:g}"
     if outcome.kind == "classes":
         return f"the probability that {label} is each of {', '.join(outcome.names)}"
     if outcome.kind == "continuous":
-        what = "the mean" if outcome.way == "squared" else f"the {outcome.quantile:g} quantile"
-        return f"{what} of {label}"
+        return f"the mean of {label}"
     return f"the probability that {label} is {model.positive!r}"
 
 
@@ -159,7 +158,7 @@ def _cohort(fitted: FitResult, model: FittedModel) -> CardSection:
         years = f", {int(known.min())} to {int(known.max())}" if len(known) else ""
         unknown = "how stays were chosen"
     positive = f" is {model.positive!r}" if model.positive else ""
-    about = {"name": federation.name, "outcome": model.outcome.asked, "label": model.label}
+    about = {"name": federation.name, "outcome": model.outcome.kind, "label": model.label}
     source = _say("cohort", "source", **about, years=years, unknown=unknown, positive=positive)
     blocks: list[Block] = [
         Text(source),
@@ -310,7 +309,7 @@ def adds_to(model: FittedModel) -> str:
     """What the columns of an additive model add up to."""
     if model.outcome.kind == "continuous":
         return "the number in deviations"
-    return "the log relative risk" if model.outcome.way == "cox" else "the log odds"
+    return "the log odds"
 
 
 def draw(effect: ColumnEffect, what: str = "the log odds") -> str:

@@ -81,7 +81,7 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise RequestError(f"y has one class alone ({self.classes_[0]!r}); give rows of two or more")
         names = tuple(str(name) for name in self.classes_)
-        outcome = BINARY if len(names) == 2 else Outcome("classes", "softmax", names)
+        outcome = BINARY if len(names) == 2 else Outcome("classes", names)
         self._grouped = groups is not None
         centers, center = np.unique(np.zeros(len(y)) if groups is None else groups, return_inverse=True)
         federation = Federation(

@@ -160,7 +160,7 @@ FEWEST = 5
 def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> ModelEvaluation:
     """The scores of (rows, outputs) answers to the test rows of one center, or of all as one.
 
-    train: the rows that weights for censoring, and Cox's baseline, come from.
+    train: the rows that weights for censoring come from.
     """
     outcome = rows.outcome
     y = np.concatenate([rows.only(i).y for i in range(len(rows.sizes))])

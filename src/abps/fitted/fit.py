@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation, groups_of
-from abps.data.outcome import time_grid
 from abps.data.prepare import Prepared, Rows, prepare, side_by_side
 from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits
@@ -30,7 +29,6 @@ from abps.engine.result import Run, versions
 from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration
 from abps.evaluate.subgroups import SubgroupPart
-from abps.evaluate.survival import breslow, hazard_at
 from abps.fitted.evaluation import (
     AloneComparison,
     HeldOutRows,
@@ -301,17 +299,7 @@ def _model(
             "config": describe(config),
             "versions": versions(),
         },
-        baseline=_baseline(final, i) if outcome.way == "cox" else (),
     )
-
-
-def _baseline(final: TrainedNetworks, i: int) -> tuple[tuple[float, float], ...]:
-    """For Cox's model: the cumulative hazard by the times of a grid, on a center's own rows."""
-    rows = side_by_side(final.data.train, final.data.validation).only(i)
-    time, event = np.abs(rows.y).astype(np.float64), ~np.signbit(rows.y)
-    curve = breslow(time, event, final.networks[i].log_odds(rows.x))
-    grid = np.array(time_grid(rows.y))
-    return tuple(zip(grid.tolist(), hazard_at(curve, grid).tolist()))
 
 
 def _places(rows: Rows) -> NDArray[np.int64]:

@@ -110,7 +110,6 @@ def save_model(model: FittedModel, folder: Path) -> None:
         "recalibration": asdict(model.recalibration),
         "thresholds": dict(model.thresholds),
         "ranges": {name: asdict(span) for name, span in model.ranges.items()},
-        **({"baseline": [list(step) for step in model.baseline]} if model.baseline else {}),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         **dict(model.about),
     }
@@ -119,7 +118,7 @@ def save_model(model: FittedModel, folder: Path) -> None:
 
 _OWN = {
     "schema", "center", "label", "positive", "needs", "network", "splines", "recalibration", "thresholds",
-    "ranges", "baseline", "weights_sha256",
+    "ranges", "weights_sha256",
 }  # fmt: skip
 
 
@@ -144,7 +143,6 @@ def load_model(path: str | Path) -> FittedModel:
             recalibration=Recalibration(**content["recalibration"]),
             thresholds=content["thresholds"],
             ranges={name: Range(**span) for name, span in content["ranges"].items()},
-            baseline=tuple((float(t), float(h)) for t, h in content.get("baseline", ())),
             about={key: value for key, value in content.items() if key not in _OWN},
         )
     except RequestError:

@@ -35,7 +35,6 @@ class FittedModel:
     ranges: where the numbers of each column lay in the rows that were learned from.
     recalibration: fitted on rows that were not learned from.  thresholds: by what they promise.
     about: where it comes from: method, seed, rows, events, versions.
-    baseline: of Cox's model, times and the cumulative hazard by then of somebody with relative risk one.
     """
 
     center: str
@@ -48,7 +47,6 @@ class FittedModel:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
-    baseline: tuple[tuple[float, float], ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -104,9 +102,6 @@ class FittedModel:
         if self.outcome.kind == "classes":
             return pl.DataFrame({f"probability of {n}": said[:, k] for k, n in enumerate(self.outcome.names)})
         times, alive = np.array(self.outcome.grid), said
-        if self.outcome.way == "cox":
-            times, hazard = np.array(self.baseline).reshape(-1, 2).T
-            alive = np.exp(-hazard[None] * np.exp(answers))
         columns = {f"alive after {t:g}": alive[:, k] for k, t in enumerate(times.tolist())}
         return pl.DataFrame(columns | {"risk": risk(self.outcome, answers)})
 
@@ -133,8 +128,7 @@ class FittedModel:
         if self.outcome.kind != "survival":
             raise RequestError(f"a model of an outcome of {self.outcome.kind} knows no times")
         said = self.foretold(self._readable(table)).drop("risk")
-        times = self.outcome.grid or tuple(t for t, _ in self.baseline)
-        return np.array(times), said.to_numpy()
+        return np.array(self.outcome.grid), said.to_numpy()
 
     def predict(self, table: Any, threshold: float = 0.5) -> NDArray[Any]:
         """(rows,) 1 where the probability of the event is at least the threshold; the likeliest class; the

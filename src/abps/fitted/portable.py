@@ -119,17 +119,13 @@ def to_onnx(model: FittedModel) -> bytes:
 def _output(graph: _Graph, model: FittedModel, answers: str) -> tuple[str, str, int]:
     """From answers (rows, outputs) to predictions: the output's name, its node, and its columns (0: none)."""
     outcome = model.outcome
-    if outcome.way == "softmax":
+    if outcome.kind == "classes":
         return "probability", graph.node("Softmax", answers, axis=1), len(outcome.names)
-    if outcome.way == "hazard":  # the logarithm of the chance to live past a time is a sum over intervals
+    if outcome.kind == "survival":  # the logarithm of the chance to live past a time is a sum over intervals
         count = len(outcome.grid)
         survived = graph.node("Sigmoid", graph.node("Neg", graph.node("Min", answers, graph.constant(500.0))))
         summed = graph.constant(np.triu(np.ones((count, count))))
         return "alive", graph.node("Exp", graph.node("MatMul", graph.node("Log", survived), summed)), count
-    if outcome.way == "cox":
-        hazard = graph.constant(-np.array(model.baseline).reshape(-1, 2)[None, :, 1])
-        relative = graph.node("Exp", answers)
-        return "alive", graph.node("Exp", graph.node("Mul", relative, hazard)), len(model.baseline)
     one = graph.node("Squeeze", answers, graph.constant([1], np.int64))
     if outcome.kind == "continuous":
         scaled = graph.node("Mul", one, graph.constant(outcome.scale))

@@ -30,9 +30,6 @@ LEAST_INFORMATION = 1e-6
 #: Logits beyond this have the same probability in double precision.
 FARTHEST_LOGIT = 35.0
 
-#: Width of the smoothed kink of the quantile loss, in standard deviations of the outcome.
-QUANTILE_SMOOTHING = 0.2
-
 
 def sigmoid(z: Floats) -> Floats:
     """1 / (1 + exp(-z)), finite everywhere."""
@@ -123,31 +120,6 @@ class Gaussian:
 
 
 @dataclass(frozen=True, eq=False)
-class Quantile:
-    """A quantile of a number, by the check loss with a smooth kink."""
-
-    mix: Floats
-    baseline: Floats
-    level: float = 0.5
-    dispersion_factor: float = 1.0
-
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """level * u + h * log(1 + exp(-u / h)) for the error u: the check loss as h goes to 0."""
-        error = y - z[:, 0]
-        return np.asarray(self.level * error + QUANTILE_SMOOTHING * softplus(-error / QUANTILE_SMOOTHING))
-
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """Level minus the smoothed indicator that the outcome lies below."""
-        return np.asarray(self.level - sigmoid(-(y[:, None] - z) / QUANTILE_SMOOTHING))
-
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """Density of the smoothed indicator."""
-        below = sigmoid(-(y - z[:, 0]) / QUANTILE_SMOOTHING)
-        found = below * (1.0 - below) / QUANTILE_SMOOTHING
-        return np.asarray(np.maximum(found, 1e-2)[:, None, None])
-
-
-@dataclass(frozen=True, eq=False)
 class Multinomial:
     """One of several classes: softmax, a term for every class."""
 
@@ -223,67 +195,14 @@ class Hazard:
         return np.asarray(found)
 
 
-@dataclass(frozen=True, eq=False)
-class Cox:
-    """Time to an event by Cox's partial likelihood; every center is a stratum with its own baseline hazard.
-
-    The information of a row is its expected number of events, which bounds the second derivative.
-    """
-
-    mix: Floats
-    baseline: Floats
-    dispersion_factor: float = 0.0
-
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """Log of the risk set's weight minus the predictor, at events (Breslow)."""
-        event = ~np.signbit(y)
-        at_risk, _ = _risk_sets(z[:, 0], y, start)
-        return np.where(event, at_risk - z[:, 0], 0.0)
-
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """Martingale residuals."""
-        _, expected = _risk_sets(z[:, 0], y, start)
-        return np.asarray((~np.signbit(y) - expected)[:, None])
-
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """Expected events."""
-        _, expected = _risk_sets(z[:, 0], y, start)
-        return np.asarray(np.maximum(expected, LEAST_INFORMATION)[:, None, None])
-
-
-def _risk_sets(z: Floats, y: Floats, start: Starts) -> tuple[Floats, Floats]:
-    """(rows,) log weight of those at risk at every row's time, and expected events by then, per center."""
-    at_risk, expected = np.zeros(len(z)), np.zeros(len(z))
-    for low, high in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
-        if low == high:
-            continue
-        own, time = z[low:high], np.abs(y[low:high])
-        order = np.argsort(-time, kind="stable")
-        top = own.max()
-        weight = np.exp(own[order] - top)
-        # Rows with one time share a risk set: the sum up to the last of them.
-        ends = np.searchsorted(-time[order], -time[order], side="right") - 1
-        total = np.cumsum(weight)[ends]
-        jumps = ~np.signbit(y[low:high])[order] / total
-        # A row expects an event at every event time up to its own: sum from the far end.
-        until = np.cumsum(jumps[::-1])[::-1]
-        begins = np.searchsorted(-time[order], -time[order], side="left")
-        at_risk[low + order] = np.log(total) + top
-        expected[low + order] = weight * until[begins]
-    return at_risk, expected
-
-
 def family_of(outcome: Outcome) -> Family:
     """The family of an outcome, with what centers agreed on for it."""
     mix, start = outcome.mix.astype(np.float64), outcome.start.astype(np.float64)
-    if outcome.way == "hazard":
+    if outcome.kind == "survival":
         return Hazard(mix, start, np.array(outcome.grid))
-    if outcome.way == "pinball":
-        return Quantile(mix, start, outcome.quantile)
     kinds: dict[str, Callable[[Floats, Floats], Family]] = {
-        "logistic": Bernoulli,
-        "softmax": Multinomial,
-        "squared": Gaussian,
-        "cox": Cox,
+        "binary": Bernoulli,
+        "classes": Multinomial,
+        "continuous": Gaussian,
     }
-    return kinds[outcome.way](mix, start)
+    return kinds[outcome.kind](mix, start)

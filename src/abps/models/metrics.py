@@ -112,9 +112,7 @@ def brier(logits: Segments, labels: Segments) -> NDArray[np.float64]:
 def row_losses(logits: Segments, labels: Segments) -> Segments:
     """Binary cross-entropy of every row, in nats; of other outcomes their own loss."""
     if not labels.outcome.binary:
-        return Segments(
-            outcomes.judged(labels.outcome, logits.values, labels.values, logits.start)[0], logits.start
-        )
+        return Segments(outcomes.judged(labels.outcome, logits.values, labels.values)[0], logits.start)
     z = logits.values.astype(np.float64)
     loss = np.maximum(z, 0) - z * labels.values + np.log1p(np.exp(-np.abs(z)))
     return Segments(loss, logits.start)

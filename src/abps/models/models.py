@@ -34,7 +34,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
         self.drops = nn.ModuleList([nn.Dropout(dropout) for _ in self.hidden])
         self.head = nn.Linear(sizes[-1], outcome.outputs)
-        if outcome.way == "hazard":
+        if outcome.kind == "survival":
             nn.init.constant_(self.head.bias, 0.0)
             self.head.bias.data += torch.from_numpy(outcome.start)
 

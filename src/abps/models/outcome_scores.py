@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.data.outcome import Outcome, time_grid
+from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared, Rows, side_by_side
 from abps.evaluate import survival
 from abps.models import outcomes
@@ -32,11 +32,8 @@ def main_score(logits: Segments, labels: Segments) -> Floats:
     return auroc(logits, labels)
 
 
-def measures(logits: Segments, rows: Rows, train: Rows, result: Segments | None = None) -> dict[str, Floats]:
-    """(centers,) every score of an outcome by its name, the main one first.
-
-    learned: the same models' answers to ``train``; with them Cox's model has a baseline and a Brier score.
-    """
+def measures(logits: Segments, rows: Rows, train: Rows) -> dict[str, Floats]:
+    """(centers,) every score of an outcome by its name, the main one first."""
     labels, outcome = labels_of(rows), rows.outcome
     found = {outcome.measure: main_score(logits, labels)}
     if outcome.kind == "classes":
@@ -45,10 +42,8 @@ def measures(logits: Segments, rows: Rows, train: Rows, result: Segments | None 
     elif outcome.kind == "continuous":
         found["RMSE"] = _each(logits, labels, _deviation)
         found["calibration slope"] = _each(logits, labels, _slope)
-        if outcome.way == "pinball":
-            found["share below"] = _each(logits, labels, _below)
     elif outcome.kind == "survival":
-        found |= _survival(logits, labels, train, result)
+        found |= _survival(logits, labels, train)
     return found
 
 
@@ -85,12 +80,10 @@ def _each(
 
 
 def _explained(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
-    """R², or its like for the pinball loss: what the best constant loses, and how much of it is spared."""
+    """R²: what the best constant loses, and how much of it is spared."""
     y = y.astype(np.float64)
-    best = y.mean() if outcome.way == "squared" else np.quantile(y, outcome.quantile)
-    start = np.array([0, len(y)])
-    lost, _ = outcomes.judged(outcome, z, y, start)
-    alone, _ = outcomes.judged(outcome, np.full(len(y), best), y, start)
+    lost, _ = outcomes.judged(outcome, z, y)
+    alone, _ = outcomes.judged(outcome, np.full(len(y), y.mean()), y)
     return float(1.0 - lost.sum() / alone.sum()) if alone.sum() > 0 else float("nan")
 
 
@@ -105,24 +98,18 @@ def _slope(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
     return float(centred @ y) / spread if spread > 0 and len(y) > 2 else float("nan")
 
 
-def _below(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
-    return float(np.mean(y <= z))
-
-
 def _hits(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
     return float(np.mean(np.argmax(z, axis=1) == y))
 
 
-def _survival(logits: Segments, labels: Segments, train: Rows, result: Segments | None) -> dict[str, Floats]:
+def _survival(logits: Segments, labels: Segments, train: Rows) -> dict[str, Floats]:
     outcome, n = labels.outcome, len(labels)
     time, event = np.abs(train.y).astype(np.float64), ~np.signbit(train.y)
     watched = survival.censoring(time, event)
     known = watched.value >= STILL_WATCHED
     last = float(watched.time[known][-1]) if known.any() else 0.0
     middle = float(np.median(time[event & (time <= last)])) if (event & (time <= last)).any() else last
-    absolute = outcome.way == "hazard" or result is not None
-    ends = outcome.grid if outcome.way == "hazard" else time_grid(train.y) if absolute else ()
-    grid = np.array([t for t in ends if t <= last])
+    grid = np.array([t for t in outcome.grid if t <= last])
     weighted, area, error = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
     for i in range(n):
         if not len(labels[i]):
@@ -132,23 +119,6 @@ def _survival(logits: Segments, labels: Segments, train: Rows, result: Segments 
         weighted[i] = survival.weighted_concordance(t, e, risk, watched, last)
         area[i] = survival.auroc_at(t, e & (t <= last), risk, middle, watched)
         if len(grid):
-            alive = _alive(outcome, logits, train, result, i, grid)
+            alive = outcomes.foretold(outcome, logits[i])[:, : len(grid)]
             error[i] = survival.integrated(survival.brier(t, e, alive, grid, watched), grid)
-    found = {"C-index (IPCW)": weighted, f"AUROC at {middle:.4g}": area}
-    return found | ({"Brier (IPCW)": error} if absolute else {})
-
-
-def _alive(
-    outcome: Outcome, logits: Segments, train: Rows, result: Segments | None, i: int, grid: Floats
-) -> Floats:
-    """(rows, grid) the chance to live longer than each time, by center i's model; of Cox's with the baseline
-    of the center's own training rows (Breslow)."""
-    if outcome.way == "hazard":
-        return outcomes.foretold(outcome, logits[i])[:, : len(grid)]
-    assert result is not None
-    mine = train.only(i).y
-    if not len(mine):
-        return np.full((len(logits[i]), len(grid)), np.nan)
-    time, event = np.abs(mine).astype(np.float64), ~np.signbit(mine)
-    curve = survival.breslow(time, event, result[i].astype(np.float64))
-    return np.exp(-survival.hazard_at(curve, grid)[None] * np.exp(logits[i].astype(np.float64))[:, None])
+    return {"C-index (IPCW)": weighted, f"AUROC at {middle:.4g}": area, "Brier (IPCW)": error}

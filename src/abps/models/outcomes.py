@@ -1,12 +1,10 @@
 """What follows from an outcome for learning: the loss of a row, its slope, who is at risk, what is foretold.
 
 ``judged`` is compiled; :mod:`abps.models.modules` has the same losses for automatic differentiation.
-Of Cox's likelihood the rows that are given together are one stratum: a center's rows, or a batch of them.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Final
 
 import numpy as np
@@ -19,18 +17,11 @@ from abps.models.native.network import areas
 Floats = NDArray[np.float64]
 
 _CODES: Final = {
-    "logistic": native.LOGISTIC,
-    "hazard": native.HAZARD,
-    "cox": native.COX,
-    "softmax": native.SOFTMAX,
-    "squared": native.SQUARED,
-    "pinball": native.PINBALL,
+    "binary": native.LOGISTIC,
+    "survival": native.HAZARD,
+    "classes": native.SOFTMAX,
+    "continuous": native.SQUARED,
 }
-
-
-def rule(outcome: Outcome) -> tuple[int, NDArray[np.float32], np.float32]:
-    """An outcome as compiled code reads it."""
-    return _CODES[outcome.way], np.array(outcome.grid, dtype=np.float32), np.float32(outcome.quantile)
 
 
 def shaped(z: NDArray[Any]) -> NDArray[Any]:
@@ -38,27 +29,22 @@ def shaped(z: NDArray[Any]) -> NDArray[Any]:
     return z[:, None] if z.ndim == 1 else z
 
 
-def judged(
-    outcome: Outcome, z: NDArray[Any], y: NDArray[Any], start: NDArray[np.int64]
-) -> tuple[Floats, Floats]:
-    """(rows,) losses and (rows, outputs) their slopes; ``start`` divides the rows into strata."""
+def judged(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> tuple[Floats, Floats]:
+    """(rows,) losses and (rows, outputs) their slopes."""
     answers = np.ascontiguousarray(shaped(z), dtype=np.float64)
     loss, slope = np.zeros(len(answers)), np.zeros(answers.shape)
-    bounds = itertools.pairwise(start.tolist()) if outcome.way == "cox" else [(0, len(answers))]
-    for low, high in bounds:
-        part = slice(low, high)
-        native.judge(*rule(outcome), answers[part], y[part], slope[part], loss[part])
+    native.judge(_CODES[outcome.kind], np.array(outcome.grid, dtype=np.float32), answers, y, slope, loss)
     return loss, slope
 
 
 def foretold(outcome: Outcome, z: NDArray[Any]) -> Floats:
     """What answers say in the outcome's own terms: (rows, classes) chances, (rows, grid) chances to live
-    longer than each time of the grid, or (rows,) numbers in their own unit; relative risks as they are."""
+    longer than each time of the grid, or (rows,) numbers in their own unit."""
     answers = shaped(z).astype(np.float64)
-    if outcome.way == "softmax":
+    if outcome.kind == "classes":
         weight = np.exp(answers - answers.max(axis=1, keepdims=True))
         return np.asarray(weight / weight.sum(axis=1, keepdims=True))
-    if outcome.way == "hazard":
+    if outcome.kind == "survival":
         with np.errstate(over="ignore"):
             return np.asarray(np.cumprod(1.0 / (1.0 + np.exp(answers)), axis=1))
     if outcome.kind == "continuous":
@@ -70,7 +56,7 @@ def risk(outcome: Outcome, z: NDArray[Any]) -> Floats:
     """(rows,) who fails earlier, or has the larger number: of hazards, the time that is not lived of the
     grid's span."""
     predicted = foretold(outcome, z)
-    if outcome.way != "hazard":
+    if outcome.kind != "survival":
         return predicted
     grid = np.array(outcome.grid)
     whole = np.concatenate([np.ones((len(predicted), 1)), predicted[:, :-1]], axis=1)
@@ -101,16 +87,14 @@ def concordance(outcome: Outcome, z: NDArray[Any], y: NDArray[Any], start: NDArr
 def residuals(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> tuple[Floats, Floats]:
     """(rows, outputs) what a model leaves over of one center's rows, and how sure each answer is (the loss's
     curvature); both zero for intervals that a row did not reach."""
-    _, slope = judged(outcome, z, y, np.array([0, len(y)]))
+    _, slope = judged(outcome, z, y)
     answers = shaped(z).astype(np.float64)
-    if outcome.way == "hazard":
+    if outcome.kind == "survival":
         chance = 0.5 * (1.0 + np.tanh(0.5 * answers))
         weight = np.where(slope != 0, chance * (1.0 - chance), 0.0)
-    elif outcome.way == "softmax":
+    elif outcome.kind == "classes":
         chance = foretold(outcome, answers)
         weight = chance * (1.0 - chance)
-    elif outcome.way == "cox":
-        weight = slope + ~np.signbit(y)[:, None]  # the events that were expected of a row
     else:
         weight = np.ones_like(slope)
     return -slope, weight

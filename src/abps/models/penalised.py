@@ -136,7 +136,7 @@ def penalised_path(
 
     rows, columns = x.shape
     terms, outputs = mix.shape
-    edge, whole = terms * columns, np.array([0, rows])
+    edge = terms * columns
     path = np.empty((len(penalties), edge + outputs))
     w = np.concatenate([np.zeros(edge), outcome.start])
     for k in np.argsort(-penalties, kind="stable"):  # each solution is near the one before
@@ -144,7 +144,7 @@ def penalised_path(
         weight = np.concatenate([np.full(edge, penalties[k]), np.full(outputs, 1e-8 * rows)])
 
         def penalised(v: Floats, weight: Floats = weight) -> tuple[float, Floats]:
-            loss, slope = judged(outcome, answers(v[None], mix, x)[0], y, whole)
+            loss, slope = judged(outcome, answers(v[None], mix, x)[0], y)
             by_term = (slope @ mix.T).T @ x
             gradient = np.concatenate([by_term.ravel(), slope.sum(axis=0)]) + weight * v
             return float(loss.sum() + 0.5 * (weight * v) @ v), gradient

@@ -123,7 +123,7 @@ class PenalisedRegression(Candidate):
         super().__init__(name, outcome, x, y)
         self._basis = SplineBasis(x) if name == "splines" else None
         self._design = x if self._basis is None else self._basis.of(x)
-        self._mix = outcome.mix if name == "over time" or outcome.way != "hazard" else outcome.mix[:1]
+        self._mix = outcome.mix if name == "over time" or outcome.kind != "survival" else outcome.mix[:1]
         self.strengths = dict.fromkeys(PENALTIES, 1.0 / len(PENALTIES))
 
     def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
@@ -250,7 +250,7 @@ def _candidates(x: Floats, y: Floats, outcome: Outcome, event: NDArray[np.bool_]
     bends = sum(len(np.unique(column)) >= FEWEST_VALUES for column in x.T)
     if bends and len(y) >= max(ROWS_PER_BEND * bends, FEWEST_ROWS_THAT_BEND):
         names.append("splines")
-    if outcome.way == "hazard":
+    if outcome.kind == "survival":
         names.append("over time")
     found: list[Candidate] = [kind(name, outcome, x, y) for name in names]
     if len(y) >= FEWEST_ROWS and min(event.sum(), (~event).sum()) >= FEWEST_EVENTS:
@@ -284,7 +284,7 @@ def _losses(outcome: Outcome, z: Floats, y: Floats) -> Floats:
     """(rows,) losses of predictors (rows, outputs)."""
     if outcome.binary:
         return row_losses(z[:, 0], y)
-    return judged(outcome, z, y, np.array([0, len(y)]))[0]
+    return judged(outcome, z, y)[0]
 
 
 #: How trees are grown: shallow, slowly, with leaves that hold a few patients.
@@ -301,18 +301,9 @@ def _boosted(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[Fl
     if outcome.binary or outcome.kind == "classes":
         classes = HistGradientBoostingClassifier(max_iter=trees, **_TREES).fit(x, y)
         return lambda new, k: _of_classes(outcome, classes, _stage(classes.staged_decision_function(new), k))
-    if outcome.way == "hazard":
+    if outcome.kind == "survival":
         return _boosted_hazards(outcome, x, y, trees)
-    if outcome.way == "cox":
-        # Poisson's likelihood with the baseline hazard as exposure is that of proportional hazards.
-        exposure = _cumulative_hazard(np.abs(y), ~np.signbit(y))
-        ratio = HistGradientBoostingRegressor(loss="poisson", max_iter=trees, **_TREES)
-        ratio.fit(x, ~np.signbit(y) / exposure, sample_weight=exposure)
-        return lambda new, k: np.log(_stage(ratio.staged_predict(new), k))[:, None]
-    loss = {"loss": "squared_error"} if outcome.way == "squared" else {
-        "loss": "quantile", "quantile": outcome.quantile
-    }  # fmt: skip
-    number = HistGradientBoostingRegressor(max_iter=trees, **loss, **_TREES).fit(x, y)
+    number = HistGradientBoostingRegressor(max_iter=trees, **_TREES).fit(x, y)
     return lambda new, k: _stage(number.staged_predict(new), k)[:, None]
 
 
@@ -330,16 +321,6 @@ def _of_classes(outcome: Outcome, model: Any, z: Floats) -> Floats:
     found = np.full((len(z), outcome.outputs), z.min() - 3.0)
     found[:, model.classes_.astype(np.int64)] = z
     return found
-
-
-def _cumulative_hazard(time: Floats, event: NDArray[np.bool_]) -> Floats:
-    """(rows,) Nelson and Aalen's estimate at every row's time."""
-    order = np.argsort(time, kind="stable")
-    at_risk = len(time) - np.searchsorted(time[order], time[order], side="left")
-    risen = np.cumsum(event[order] / at_risk)
-    found = np.empty(len(time))
-    found[order] = risen[np.searchsorted(time[order], time[order], side="right") - 1]
-    return np.maximum(found, 0.5 / len(time))
 
 
 def _boosted_hazards(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[Floats, int], Floats]:

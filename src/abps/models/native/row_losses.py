@@ -1,7 +1,7 @@
 """Losses of every kind of outcome and their slopes, and the share of pairs in the right order, compiled.
 
 Shapes: z (rows, outputs) answers, y (rows,) outcomes as :mod:`abps.data.outcome` codes them. A rule is the
-plain tuple (code, grid, quantile).
+plain tuple (code, grid).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from abps.jit import compiled
 
-LOGISTIC, HAZARD, COX, SOFTMAX, SQUARED, PINBALL = range(6)
+LOGISTIC, HAZARD, SOFTMAX, SQUARED = range(4)
 
 
 @compiled
@@ -33,60 +33,8 @@ def reached(y, grid):
 
 
 @compiled
-def _tied(y, order, at):
-    """The end of the run of equal times that begins at place ``at`` of the order."""
-    end = at
-    while end < len(order) and abs(y[order[end]]) == abs(y[order[at]]):
-        end += 1
-    return end
-
-
-@compiled
-def _cox(z, y, slope, loss):
-    """Cox's partial likelihood with Efron's ties; all rows are one stratum."""
-    order = np.argsort(-np.abs(y), kind="mergesort")  # the latest first
-    top = z.max()
-    # Of every run of equal times: sums of 1 / risk, of their tied part, and of log risk.
-    adds, ties, logs = np.zeros(len(y)), np.zeros(len(y)), np.zeros(len(y))
-    at, risk = 0, 0.0
-    while at < len(order):
-        end, died, count = _tied(y, order, at), 0.0, 0
-        for k in order[at:end]:
-            weight = np.exp(np.float64(z[k, 0] - top))
-            risk += weight
-            if not np.signbit(y[k]):
-                died += weight
-                count += 1
-        for before in range(count):
-            share = before / count
-            left = risk - share * died
-            adds[at] += 1.0 / left
-            ties[at] += share / left
-            logs[at] += np.log(left) / count
-        at = end
-    # From the earliest time on: a row carries risk at every event until its own time.
-    total = 0.0
-    at = len(order)
-    while at > 0:
-        first = at - 1
-        while first > 0 and abs(y[order[first - 1]]) == abs(y[order[at - 1]]):
-            first -= 1
-        total += adds[first]
-        for k in order[first:at]:
-            weight = np.exp(np.float64(z[k, 0] - top))
-            event = not np.signbit(y[k])
-            slope[k, 0] = weight * (total - ties[first] * event) - event
-            loss[k] = logs[first] + top - z[k, 0] if event else 0.0
-        at = first
-
-
-@compiled
-def judge(code, grid, quantile, z, y, slope, loss):
+def judge(code, grid, z, y, slope, loss):
     """Every row's loss (rows,), and its slope in the answers (rows, outputs)."""
-    if code == COX:
-        if len(y):
-            _cox(z, y, slope, loss)
-        return
     for r in range(len(y)):
         if code == HAZARD:
             lived, failed = reached(y[r], grid)
@@ -114,10 +62,6 @@ def judge(code, grid, quantile, z, y, slope, loss):
             gap = z[r, 0] - y[r]
             slope[r, 0] = gap
             loss[r] = 0.5 * gap * gap
-        elif code == PINBALL:
-            gap = z[r, 0] - y[r]
-            slope[r, 0] = 1.0 - quantile if gap > 0 else (-quantile if gap < 0 else 0.0)
-            loss[r] = slope[r, 0] * gap
         else:
             slope[r, 0] = 1.0 / (1.0 + np.exp(-z[r, 0])) - y[r]
             loss[r] = _softplus(z[r, 0]) - z[r, 0] * y[r]

@@ -102,7 +102,7 @@ class Proposal:
             "budget of epsilon, each site": config.privacy.budget,
             "columns": list(book.sources),
             "category levels": [column.name for column in book.columns if column.kind == "level"],
-            "predicts": book.outcome.asked,
+            "predicts": book.outcome.kind,
             **_outcome_terms(book.outcome),
             "the event": list(book.events) or "as each site reads it",
             "minimum cell size, patients": book.min_cell,
