@@ -32,8 +32,8 @@ from abps.wire.codecs import codec, frame_size
 
 if TYPE_CHECKING:
     from abps.data.prepare import Prepared, Rows
+    from abps.models.base import Learner
     from abps.models.metrics import Segments
-    from abps.models.training import Learner
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

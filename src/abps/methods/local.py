@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +11,9 @@ from abps.core.arrays import repeated
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Method, Models
 from abps.models.metrics import Segments
-from abps.models.training import Learner
+
+if TYPE_CHECKING:
+    from abps.models.base import Learner
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""What every learner stands on: its data, its settings, and the common start."""
+"""What a method may ask of the local learning of all centers, and what every learner stands on."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +17,16 @@ from abps.data.prepare import Prepared, Rows
 from abps.models.layout import Layout
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
-from abps.models.training import Learner, Training
+from abps.models.training import PLAIN, LocalRound, Objective, Training
 
 
 @dataclass
-class BaseLearner:
-    """What every learner holds.
+class Learner(ABC):
+    """The local learning of all centers.
 
     secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
     noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
-    training rows beside training.  sharing: how many centers learn one model together.
+    training rows beside training.  sharing: how many centers learn one model together, and share its penalty.
     start: (P,) the common start.  ids: (n,) the centers' stream ids.
     """
 
@@ -78,19 +80,62 @@ class BaseLearner:
         self.noisy_steps[round] = self.training.private_steps(epochs)
 
     def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1."""
+        """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
         for k in range(count):
             work(k)
 
-    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
-        """(k, P) every mixture itself, then its logits on the rows of its owner."""
-        models = mixed(own, others, parts, self.each)
-        return models, self.logits(models, rows, parts.owner)  # type: ignore[attr-defined]
+    @cached_property
+    def plain(self) -> Learner:
+        """The same model in PyTorch, for what has no code of its own."""
+        from abps.models.modules import ModuleLearner  # brings PyTorch along
+
+        return ModuleLearner(self.data, self.training, self.seed, secret=self.secret)
+
+    @abstractmethod
+    def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
+        """Let the centers train; the result waits for their models (n, P). ``w`` is left as it was."""
+
+    def train(
+        self,
+        w: Weights,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Weights:
+        """(n, P) the models after every center's local epochs. Only ``columns`` of the parameters move."""
+        count = self.training.epochs if epochs is None else epochs
+        return self.start_round(w, LocalRound(round, objective, columns, count))()
 
     def begin(self, w: Weights, round: int) -> Callable[[], Weights]:
-        """Training that starts when its models are asked for."""
-        return lambda: self.train(w, round)  # type: ignore[attr-defined]
+        """The same, while the caller does something else; the result waits for the models."""
+        return self.start_round(w, LocalRound(round, PLAIN, slice(None), self.training.epochs))
+
+    @abstractmethod
+    def logits(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+
+    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
+        """(k, P) every mixture of own models (n, P) and what was sent of the shared columns (n, shared), then
+        its logits on the rows of its owner."""
+        models = mixed(own, others, parts, self.each)
+        return models, self.logits(models, rows, parts.owner)
+
+    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
+        """Logits of every mixture on the rows of its owner."""
+        return self.settle(own, others, parts, rows)[1]
+
+    @abstractmethod
+    def gradient(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Weights:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
+
+        Labels between 0 and 1 are allowed; a center without rows has gradient zero.
+        """
+
+    @abstractmethod
+    def representation(self, w: Weights, x: Weights) -> Weights:
+        """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
 
     def on(self, data: Prepared) -> Learner:
         """The same way of learning on other data."""
-        return replace(self, data=data)  # type: ignore[return-value]
+        return replace(self, data=data)

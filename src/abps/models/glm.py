@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 
 from abps.data.prepare import Rows
 from abps.models.common_fit import evidence_penalties
-from abps.models.penalised import row_losses
 
 Floats = NDArray[np.float64]
+
+
+def row_losses(logits: Floats, y: Floats) -> Floats:
+    """Log-loss of every row, in nats."""
+    return np.asarray(np.logaddexp(0.0, logits) - logits * y)
 
 
 def message_size(width: int) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from abps.core.arrays import Weights
 from abps.data.outcome import BINARY, Outcome
 from abps.data.prepare import Prepared
+from abps.models.base import Learner
 from abps.models.layout import Layout, linear_layout, linear_start
-from abps.models.training import Learner, Training
+from abps.models.training import Training
 
 
 def learner_for(

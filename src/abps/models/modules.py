@@ -23,20 +23,19 @@ from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
 from abps.data.prepare import Rows
 from abps.models import draws
-from abps.models.base import BaseLearner
+from abps.models.base import Learner
 from abps.models.draws import DropSite
 from abps.models.layout import answering
 from abps.models.metrics import Segments
-from abps.models.mixtures import Mixtures, mixed
 from abps.models.models import initial_weights, layout_of
 from abps.models.newton import with_pairs
-from abps.models.training import PLAIN, Contrast, Gaussian, Objective
+from abps.models.training import Contrast, Gaussian, LocalRound, Objective
 
 Ints = NDArray[np.int64]
 
 
 @dataclass
-class ModuleLearner(BaseLearner):
+class ModuleLearner(Learner):
     """One center at a time, with a plain module, autograd and a plain optimiser.
 
     device: where modules compute, by PyTorch's name.
@@ -54,27 +53,23 @@ class ModuleLearner(BaseLearner):
         self.start = initial_weights(self.factory, width, self.seed)
         self._model = with_given_dropout(module, width, outcome.outputs).to(self.device)
 
-    def train(
-        self,
-        w: Weights,
-        round: int,
-        objective: Objective = PLAIN,
-        columns: slice = slice(None),
-        epochs: int | None = None,
-    ) -> Weights:
-        """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
-        count = self.training.epochs if epochs is None else epochs
-        slopes: Callable[..., Iterator[Callable[[Tensor], Tensor]]] = self._batch_slopes
+    def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
+        """Training that starts when its models are asked for."""
+        return lambda: self._round(w, what)
+
+    def _round(self, w: Weights, what: LocalRound) -> Weights:
+        """(n, P) the models after every center's local epochs."""
+        objective, slopes = what.objective, self._batch_slopes
         if self.training.clip is not None:
             objective.check_private()
-            self.take_noisy_steps(round, count)
+            self.take_noisy_steps(what.number, what.epochs)
             slopes = self._private_slopes
         after = np.array(w, dtype=np.float32)
         rates = self._rates(objective)
         with one_thread():
             for i in np.flatnonzero(self.data.train.sizes):
-                steps = slopes(int(i), round, objective, count)
-                self._descend(after[i], steps, float(rates[i]), self._terms(objective, int(i)), columns)
+                steps = slopes(int(i), what)
+                self._descend(after[i], steps, float(rates[i]), self._terms(objective, int(i)), what.columns)
         return after
 
     def _rates(self, objective: Objective) -> Weights:
@@ -132,15 +127,13 @@ class ModuleLearner(BaseLearner):
 
         return added
 
-    def _batch_slopes(
-        self, i: int, round: int, objective: Objective, epochs: int
-    ) -> Iterator[Callable[[Tensor], Tensor]]:
+    def _batch_slopes(self, i: int, what: LocalRound) -> Iterator[Callable[[Tensor], Tensor]]:
         """The gradient of center i's loss on batch after batch."""
-        rows = self.data.train.only(i)
+        rows, round, objective = self.data.train.only(i), what.number, what.objective
         x, y = self._tensor(rows.x), self._tensor(rows.y)
         size = len(y) if self.training.optimizer == "newton" else self.training.batch
         ids = self.ids[i : i + 1]
-        order = draws.row_orders(self.seed, ids, round, np.array([len(y)]), epochs)[:, 0]
+        order = draws.row_orders(self.seed, ids, round, np.array([len(y)]), what.epochs)[:, 0]
         pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
         for step, piece in enumerate(pieces):
             kept = draws.kept_units(self.seed, int(ids[0]), round, step, len(piece), self._model.sites)
@@ -189,18 +182,16 @@ class ModuleLearner(BaseLearner):
         pull = contrast.strength * contrastive_gradient(z.detach(), near, far, contrast.temperature)
         return flat_gradient((z * pull).sum() / len(x), model)
 
-    def _private_slopes(
-        self, i: int, round: int, objective: Objective, epochs: int
-    ) -> Iterator[Callable[[Tensor], Tensor]]:
+    def _private_slopes(self, i: int, what: LocalRound) -> Iterator[Callable[[Tensor], Tensor]]:
         """Center i's noisy gradients: every row's cut to a length, normal noise on their sum.
 
         A row takes part by its own coin. One row, there or not, moves the sum by at most ``clip``: a step is
         a sampled Gaussian mechanism.
         """
         t, rows, ids = self.training, self.data.train.only(i), self.ids[i : i + 1]
-        steps, seed = t.private_steps(epochs), self.seed + self.secret
-        used = draws.private_rows(seed, ids, round, steps, len(rows.y), t.sampling)[0]
-        keys = draws.private_keys(seed, ids, round, steps)[0]
+        steps, seed = t.private_steps(what.epochs), self.seed + self.secret
+        used = draws.private_rows(seed, ids, what.number, steps, len(rows.y), t.sampling)[0]
+        keys = draws.private_keys(seed, ids, what.number, steps)[0]
         x, y = self._tensor(rows.x), self._tensor(rows.y)
         for step in range(steps):
             noise = self._tensor(draws.normals(keys[step : step + 1], self.layout.size)[0])
@@ -239,10 +230,6 @@ class ModuleLearner(BaseLearner):
         if not self.training.linear:
             return found
         return with_pairs(found, w[:, self.layout.size :], rows, owner, self.data.outcome.mix)
-
-    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
-        """Logits of every mixture on the rows of its owner."""
-        return self.logits(mixed(own, others, parts, self.each), rows, parts.owner)
 
     def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""

@@ -1,29 +1,42 @@
-"""Local training of the paper's network, compiled: one center's whole round in the cache of one core."""
+"""Local training of the paper's network, compiled.
+
+Every center's model is a row of one matrix. One center's whole round runs in one compiled function, in the
+cache of one core; a thread per core takes center after center, each with single-threaded kernels: so the
+numbers do not depend on how many cores there are.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.core.arrays import Weights
+from abps.core.arrays import Weights, compact
 from abps.data.prepare import Rows
 from abps.models import draws
+from abps.models.base import Learner
+from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures
 from abps.models.models import initial_weights, layout_of
 from abps.models.native import network
-from abps.models.native_learners import Ints, LocalRound, NativeLearner, each_row, terms_of
-from abps.models.training import Objective
+from abps.models.threads import Crew
+from abps.models.training import LocalRound, Objective
+
+Ints = NDArray[np.int64]
 
 
-class NetworkLearner(NativeLearner):
-    """The paper's network for binary outcomes."""
+class NetworkLearner(Learner):
+    """The paper's network for binary outcomes: all centers' models in one matrix."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._idle = np.flatnonzero(self.data.train.sizes == 0)
+        self._crew = Crew()
+        self._shares = draws.shares(self.data.train.sizes, self._crew.cores)
         factory = self.training.factory
         self.layout = layout_of(factory(self.data.width))
         self.start = initial_weights(factory, self.data.width, self.seed)
@@ -36,8 +49,23 @@ class NetworkLearner(NativeLearner):
         """Inputs, hidden units, and the one output."""
         return np.array([self.data.width, *self.training.hidden, 1])
 
-    def _takes(self, objective: Objective) -> bool:
-        return True
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1 on all cores."""
+        self._crew.each(work, count)
+
+    def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
+        """Let the centers train while the caller does something else; the result waits for their models."""
+        before, after = held(w), np.empty(w.shape, dtype=np.float32)
+        after[self._idle] = w[self._idle]
+        wait = self._crew.begin(
+            lambda k: self._train(self._shares[k], before, after, what), len(self._shares)
+        )
+
+        def finish() -> Weights:
+            wait()
+            return after
+
+        return finish
 
     def _memory(self) -> network.Room:
         """This thread's memory."""
@@ -48,11 +76,15 @@ class NetworkLearner(NativeLearner):
         return room
 
     def _train(self, members: Ints, before: Weights, after: Weights, what: LocalRound) -> None:
+        """The round of some centers (m,); writes their rows of ``after`` (n, P). before: (n, P) or (1, P)."""
         t, rows, ids = self.training, self.data.train, self.ids[members]
         sizes = rows.sizes[members]
         orders = draws.row_orders(self.seed, ids, what.number, sizes, what.epochs)
         moves = network.Rule(
-            t.optimizer == "adam", np.float32(t.lr), np.float32(t.decay), *what.moving(before.shape[1])
+            t.optimizer == "adam",
+            np.float32(t.lr),
+            np.float32(t.decay),
+            *what.columns.indices(before.shape[1])[:2],
         )
         steps = what.epochs * -(-int(sizes.max()) // t.batch)
         network.train(
@@ -108,27 +140,40 @@ class NetworkLearner(NativeLearner):
         center, spread = each_row(given.center, size), each_row(given.spread, size)
         return network.Prior(given.say.astype(np.float32), center, spread, keys, places)
 
-    def _answer(
-        self, models: Weights, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Weights
-    ) -> None:
-        room = self._memory()
-        network.answers(
-            models, which, owner, rows.x, rows.start, place, self.widths, room.x, room.hidden, out
-        )
+    def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        self.look(rows)
+        who = np.arange(len(w)) if owner is None else owner
+        models, (values, start, pieces) = held(w), self._room(rows, who)
 
-    def _answer_mixed(
-        self,
-        own: Weights,
-        others: Weights,
-        parts: Mixtures,
-        rows: Rows,
-        which: Ints,
-        place: Ints,
-        out: Weights,
-    ) -> None:
-        room = self._memory()
-        where, memory = (rows.x, rows.start, place), (room.model, room.x, room.hidden)
-        network.mixed_answers(own, others, parts.plain(), which, where, self.widths, memory, out)
+        def work(k: int) -> None:
+            room = self._memory()
+            where = (rows.x, rows.start, start)
+            network.answers(models, pieces[k], who, *where, self.widths, room.x, room.hidden, values)
+
+        self.each(work, len(pieces))
+        return Segments(values, start)
+
+    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
+        """Logits of every mixture on the rows of its owner, without the models themselves in memory."""
+        self.look(rows)
+        values, start, pieces = self._room(rows, parts.owner)
+        mine, sent, where = compact(own), compact(others), (rows.x, rows.start, start)
+
+        def work(k: int) -> None:
+            room = self._memory()
+            memory = (room.model, room.x, room.hidden)
+            network.mixed_answers(mine, sent, parts.plain(), pieces[k], where, self.widths, memory, values)
+
+        self.each(work, len(pieces))
+        return Segments(values, start)
+
+    def _room(self, rows: Rows, owner: Ints) -> tuple[Weights, Ints, list[Ints]]:
+        """Room for answers to the owners' rows, where each model's begin, and the models in pieces that keep
+        calls cheap and let all cores end at about the same time."""
+        start, count = np.concatenate([[0], np.cumsum(rows.sizes[owner])]), len(owner)
+        pieces = max(1, min(count, 16 * self._crew.cores), -(-count // 256))
+        return np.empty(int(start[-1]), np.float32), start, np.array_split(np.arange(count), pieces)
 
     def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
@@ -138,3 +183,21 @@ class NetworkLearner(NativeLearner):
     def representation(self, w: Weights, x: Weights) -> Weights:
         """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
         return self.plain.representation(w, x)
+
+
+def held(w: Weights) -> Weights:
+    """Models as compiled code reads them: (n, P), or (1, P) where one model stands for all."""
+    return compact(w[:1] if w.strides[0] == 0 else w)
+
+
+def each_row(value: Weights | None, size: int) -> Weights:
+    """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
+    if value is None:
+        return np.empty((0, size), dtype=np.float32)
+    return held(value[None] if value.ndim == 1 else value)
+
+
+def terms_of(objective: Objective, n: int, size: int) -> network.Terms:
+    """What an objective adds to the gradient, as compiled code reads it."""
+    strength = np.full(n, objective.strength, dtype=np.float32)
+    return network.Terms(strength, each_row(objective.anchor, size), each_row(objective.shift, size))

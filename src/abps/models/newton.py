@@ -15,6 +15,7 @@ changes no method's fixed point, only how far centers run apart on the way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,14 +27,13 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from abps.core.arrays import Weights
 from abps.data.outcome import Outcome
 from abps.data.prepare import Rows
-from abps.models.base import BaseLearner
+from abps.models.base import Learner
 from abps.models.families import Family, family_of
 from abps.models.layout import linear_layout, linear_start
 from abps.models.metrics import Segments
-from abps.models.mixtures import Mixtures, mixed
 from abps.models.outcomes import shaped
 from abps.models.threads import Crew
-from abps.models.training import PLAIN, Learner, Objective
+from abps.models.training import PLAIN, LocalRound
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -302,7 +302,7 @@ def is_ridge_optimum(rows: OwnRows, w: Floats, group: Ints) -> bool:
     return bool(np.abs(left).max() <= size and np.abs(score[rows.edge :]).max() <= 1e-4 * len(rows.y))
 
 
-class LinearLearner(BaseLearner):
+class LinearLearner(Learner):
     """Linear models of any outcome.
 
     A thread per core takes center after center, each with single-threaded products: so the numbers do not
@@ -320,13 +320,6 @@ class LinearLearner(BaseLearner):
         self._group = np.concatenate([kinds + t * (kinds.max(initial=0) + 1) for t in range(len(self._mix))])
         self._crew = Crew()
 
-    @cached_property
-    def plain(self) -> Learner:
-        """The same model in PyTorch, for losses that are not convex."""
-        from abps.models.modules import ModuleLearner  # brings PyTorch along
-
-        return ModuleLearner(self.data, self.training, self.seed, secret=self.secret)
-
     def each(self, work: Any, count: int) -> None:
         """Run ``work`` for 0..count-1 on all cores."""
         self._crew.each(work, count)
@@ -338,21 +331,17 @@ class LinearLearner(BaseLearner):
             rows.x[mine].astype(np.float64), rows.y[mine].astype(np.float64), self._family, self._mix
         )
 
-    def train(
-        self,
-        w: Weights,
-        round: int,
-        objective: Objective = PLAIN,
-        columns: slice = slice(None),
-        epochs: int | None = None,
-    ) -> Weights:
-        """(n, P) the models after every center's local steps; ``w`` is left as it was."""
-        if not objective.simple:
-            return self.plain.train(w, round, objective, columns, epochs)
-        steps = self.training.epochs if epochs is None else epochs
+    def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
+        """Training that starts when its models are asked for."""
+        return lambda: self._round(w, what)
+
+    def _round(self, w: Weights, what: LocalRound) -> Weights:
+        """(n, P) the models after every center's local steps."""
+        if not what.objective.simple:
+            return self.plain.start_round(w, what)()
         after = np.array(w, dtype=np.float32)
         members = np.flatnonzero(self.data.train.sizes)
-        alone = self.sharing == 1 and objective is PLAIN and columns == slice(None)
+        alone = self.sharing == 1 and what.objective is PLAIN and what.columns == slice(None)
 
         def one(k: int) -> None:
             i = int(members[k])
@@ -361,22 +350,14 @@ class LinearLearner(BaseLearner):
                 if not is_ridge_optimum(rows, begin, self._group):
                     after[i] = fit_by_evidence(rows, self.start.astype(np.float64), self._group)[0]
             else:
-                after[i] = self._steps(rows, begin, round, objective.of(i), columns, steps)
+                after[i] = self._steps(rows, begin, i, what)
 
         self.each(one, len(members))
         return after
 
-    def _steps(
-        self,
-        rows: OwnRows,
-        w: Floats,
-        round: int,
-        objective: tuple[float, Floats | None, Floats | None],
-        columns: slice,
-        steps: int,
-    ) -> Floats:
-        """(P,) a center's model after its local steps."""
-        strength, anchor, shift = objective
+    def _steps(self, rows: OwnRows, w: Floats, i: int, what: LocalRound) -> Floats:
+        """(P,) center i's model after its local steps."""
+        strength, anchor, shift = what.objective.of(i)
         count, z = len(rows.y), rows.answers(w)
         curvature, scale = rows.curvature(z), rows.dispersion(rows.loss(z))
         diagonal = curvature.diagonal[: rows.edge]
@@ -389,10 +370,10 @@ class LinearLearner(BaseLearner):
             added = replace(added, slope=count * shift)
         if anchor is not None:
             added = added.plus(np.full(len(w), count * strength), anchor)
-        held = HOLD * round * float(diagonal.mean()) if self.sharing > 1 else 0.0
+        held = HOLD * what.number * float(diagonal.mean()) if self.sharing > 1 else 0.0
         held = max(held - (count * strength if anchor is not None else 0.0), 0.0)
         added = added.plus(np.where(np.arange(len(w)) < rows.edge, held, 0.0), w)
-        return descend(rows, w, added, steps, columns, curvature)
+        return descend(rows, w, added, what.epochs, what.columns, curvature)
 
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
@@ -408,10 +389,6 @@ class LinearLearner(BaseLearner):
             values[start[k] : start[k + 1]] = terms @ mix + w[k, edge:size]
         found = Segments(values[:, 0] if outputs == 1 else values, start)
         return with_pairs(found, w[:, size:], rows, owner, mix)
-
-    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
-        """Logits of every mixture on the rows of its owner."""
-        return self.logits(mixed(own, others, parts, self.each), rows, parts.owner)
 
     def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,15 +18,8 @@ from numpy.typing import NDArray
 
 from abps.data.outcome import BINARY, Outcome
 from abps.data.split import folds_of, most_folds
+from abps.models.newton import MODE_STEPS, OwnRows, descend, fit_by_evidence, of_answers, ridge
 from abps.models.outcomes import judged, residuals
-from abps.models.penalised import (
-    Logistic,
-    answers,
-    fit_by_evidence,
-    fit_logistic,
-    penalised_path,
-    row_losses,
-)
 
 Floats = NDArray[np.float64]
 
@@ -38,9 +31,6 @@ FOLDS: Final = 5
 #: Multiples of the penalty by evidence, with their prior weights; one for tables too large to be in doubt.
 MULTIPLES: Final = {1.0: 0.4, 3.0: 0.3, 10.0: 0.2, 100.0: 0.1}
 MANY_ROWS: Final = 5000
-
-#: Penalties of other outcomes.
-PENALTIES: Final = (1e4, 1e3, 100.0, 10.0)
 
 #: Columns with fewer distinct values do not bend; splines need so many rows per column that does.
 FEWEST_VALUES: Final = 10
@@ -90,50 +80,35 @@ class Candidate:
         raise NotImplementedError
 
 
-class LogisticRegression(Candidate):
-    """Penalised logistic regression, perhaps with splines; a strength multiplies the penalty by evidence."""
+class Regression(Candidate):
+    """Penalised regression for the outcome's own loss, perhaps with splines or effects that change over time;
+    a strength multiplies the penalty by evidence."""
 
     def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
         super().__init__(name, outcome, x, y)
         self._basis = SplineBasis(x) if name == "splines" else None
-        self._design = x if self._basis is None else self._basis.of(x)
-        group = np.zeros(self._design.shape[1], dtype=np.int64)
+        fixed = outcome.kind == "survival" and name != "over time"
+        self._mix = (outcome.mix[:1] if fixed else outcome.mix).astype(np.float64)
+        self._rows = OwnRows(self._design(x), y, of_answers(outcome), self._mix)
+        group = np.zeros(self._rows.x.shape[1], dtype=np.int64)
         group[x.shape[1] :] = 1
-        self._whole = fit_by_evidence(self._design, y, group)
+        start = np.concatenate([np.zeros(self._rows.edge), outcome.start])
+        self._whole, self._penalty = fit_by_evidence(self._rows, start, np.tile(group, len(self._mix)))
         self.strengths = MULTIPLES if len(y) < MANY_ROWS else {1.0: 1.0}
 
     def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
         """Newton's method from the fit to all rows."""
-        design, y, found = self._design[rows], self.y[rows], []
+        part, found = replace(self._rows, x=self._rows.x[rows], y=self.y[rows]), []
         for strength in strengths:
-            model = fit_logistic(design, y, strength * self._whole.penalty, self._whole)
-            found.append(self._predictor(model))
+            held = ridge(part, strength * self._penalty, self._whole)
+            found.append(self._predictor(descend(part, self._whole, held, MODE_STEPS, slice(None))))
         return found
 
-    def _predictor(self, model: Logistic) -> Predictor:
-        basis = self._basis
-        return lambda new: model.logits(new if basis is None else basis.of(new))[:, None]
-
-
-class PenalisedRegression(Candidate):
-    """Penalised regression for the outcome's own loss, perhaps with splines or effects that change over time;
-    a strength is a penalty."""
-
-    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
-        super().__init__(name, outcome, x, y)
-        self._basis = SplineBasis(x) if name == "splines" else None
-        self._design = x if self._basis is None else self._basis.of(x)
-        self._mix = outcome.mix if name == "over time" or outcome.kind != "survival" else outcome.mix[:1]
-        self.strengths = dict.fromkeys(PENALTIES, 1.0 / len(PENALTIES))
-
-    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
-        """The path of penalties."""
-        path = penalised_path(self.outcome, self._mix, self._design[rows], self.y[rows], np.array(strengths))
-        return [self._predictor(model) for model in path]
+    def _design(self, x: Floats) -> Floats:
+        return x if self._basis is None else self._basis.of(x)
 
     def _predictor(self, model: Floats) -> Predictor:
-        basis, mix = self._basis, self._mix
-        return lambda new: answers(model[None], mix, new if basis is None else basis.of(new))[0]
+        return lambda new: replace(self._rows, x=self._design(new)).answers(model)
 
 
 class Boosting(Candidate):
@@ -205,8 +180,7 @@ def fit_table(
     candidates = _candidates(x, y, outcome, event)
     if count < 2:
         only = candidates[0]
-        strength = 1.0 if outcome.binary else PENALTIES[0]
-        alone = only.fit(np.arange(len(y)), (strength,))[0]
+        alone = only.fit(np.arange(len(y)), (1.0,))[0]
         return TableModel({only.name: 1.0}, float("nan"), alone(x), alone)
     fold = folds_of(patient, event, count, seed)
     left_out = [np.empty((len(one.strengths), len(y), outcome.outputs)) for one in candidates]
@@ -245,14 +219,13 @@ def fit_table(
 
 def _candidates(x: Floats, y: Floats, outcome: Outcome, event: NDArray[np.bool_]) -> list[Candidate]:
     """What is tried, from the simplest to the richest."""
-    kind = LogisticRegression if outcome.binary else PenalisedRegression
     names = ["linear"]
     bends = sum(len(np.unique(column)) >= FEWEST_VALUES for column in x.T)
     if bends and len(y) >= max(ROWS_PER_BEND * bends, FEWEST_ROWS_THAT_BEND):
         names.append("splines")
     if outcome.kind == "survival":
         names.append("over time")
-    found: list[Candidate] = [kind(name, outcome, x, y) for name in names]
+    found: list[Candidate] = [Regression(name, outcome, x, y) for name in names]
     if len(y) >= FEWEST_ROWS and min(event.sum(), (~event).sum()) >= FEWEST_EVENTS:
         found.append(Boosting("boosting", outcome, x, y))
     return found
@@ -282,8 +255,6 @@ def _likelihoods(outcome: Outcome, z: Floats, y: Floats, prior: Any) -> Floats:
 
 def _losses(outcome: Outcome, z: Floats, y: Floats) -> Floats:
     """(rows,) losses of predictors (rows, outputs)."""
-    if outcome.binary:
-        return row_losses(z[:, 0], y)
     return judged(outcome, z, y)[0]
 
 

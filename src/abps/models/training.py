@@ -1,4 +1,4 @@
-"""Local training: its settings, what methods may add to the loss, and what they may ask of a learner.
+"""Local training: its settings, and what methods may add to the loss.
 
 :func:`abps.models.learners.learner_for` chooses the learner: compiled code for the paper's network and for
 linear models, PyTorch for any other ``nn.Module``. All of them take and return NumPy arrays.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,7 @@ from abps.core.arrays import Weights
 from abps.core.errors import RequestError, validate
 
 if TYPE_CHECKING:
-    from abps.data.prepare import Prepared, Rows
-    from abps.models.layout import Layout, ModelFactory
-    from abps.models.metrics import Segments
-    from abps.models.mixtures import Mixtures
+    from abps.models.layout import ModelFactory
     from abps.models.specs import ModelSpec
 else:
     ModelFactory = Callable[..., Any]  # settings are validated by their declared types
@@ -207,58 +204,11 @@ class Objective:
 PLAIN = Objective()
 
 
-class Learner(Protocol):
-    """Everything a method may ask of the local learning of all centers."""
+@dataclass(frozen=True, eq=False)
+class LocalRound:
+    """A local round: its number, what is added to the loss, which parameters move, and how long it lasts."""
 
-    data: Prepared
-    training: Training
-    start: Weights
-    noisy_steps: dict[int, int]
-    looked: bool
-    #: How many centers learn one model together, and share its penalty; 1: each learns alone.
-    sharing: int
-
-    @property
-    def layout(self) -> Layout:
-        """Where every parameter sits."""
-
-    def train(
-        self,
-        w: Weights,
-        round: int,
-        objective: Objective = PLAIN,
-        columns: slice = slice(None),
-        epochs: int | None = None,
-    ) -> Weights:
-        """(n, P) the models after every center's local epochs; ``w`` is left as it was.
-
-        Only ``columns`` of the parameters move.
-        """
-
-    def begin(self, w: Weights, round: int) -> Callable[[], Weights]:
-        """The same, while the caller does something else; the result waits for the models."""
-
-    def logits(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
-        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
-
-    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
-        """Logits of every mixture on the rows of its owner, from own models (n, P) and what was sent of
-        the shared columns (n, shared)."""
-
-    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
-        """(k, P) every mixture itself, and its logits on the rows of its owner."""
-
-    def gradient(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Weights:
-        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
-
-        Labels between 0 and 1 are allowed; a center without rows has gradient zero.
-        """
-
-    def representation(self, w: Weights, x: Weights) -> Weights:
-        """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
-
-    def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
-
-    def on(self, data: Prepared) -> Learner:
-        """The same way of learning on other data."""
+    number: int
+    objective: Objective
+    columns: slice
+    epochs: int

@@ -22,8 +22,8 @@ from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Floats, Ints, Models, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
+from abps.models.glm import row_losses
 from abps.models.metrics import Segments
-from abps.models.penalised import row_losses
 from abps.models.training import Training
 from abps.wire.number_lists import Field, NumberList
 

@@ -21,7 +21,7 @@ from scipy.special import expit
 
 from abps.methods.base import Context, Floats, Ints, Models, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.models.penalised import row_losses
+from abps.models.glm import row_losses
 from abps.models.training import Training
 from abps.wire.number_lists import Field, NumberList
 

@@ -19,9 +19,11 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
+from abps.data.outcome import BINARY
 from abps.methods.base import Context, Floats, Models, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.models.penalised import fit_by_evidence, row_losses
+from abps.models.glm import row_losses
+from abps.models.newton import OwnRows, fit_by_evidence, of_answers
 from abps.models.training import Training
 from abps.wire.number_lists import Field, NumberList
 
@@ -63,13 +65,14 @@ class ODAL(CoordinatedMethod):
             if t == 2:
                 lists.append(np.append(_gradient(x, y, state.mean), len(y)))
                 continue
-            own = fit_by_evidence(x, y, np.zeros(x.shape[1], dtype=np.int64))
+            mine, columns = OwnRows(x, y, of_answers(BINARY), np.ones((1, 1))), x.shape[1]
+            w, penalty = fit_by_evidence(mine, np.zeros(columns + 1), np.zeros(columns, dtype=np.int64))
             if t == 1:
-                chance = expit(own.logits(x))
+                chance = expit(mine.answers(w)[:, 0])
                 precision = (chance * (1.0 - chance)) @ np.column_stack([x, np.ones(len(y))]) ** 2
-                lists.append(np.concatenate([own.coefficients, [own.intercept], precision]))
+                lists.append(np.concatenate([w, precision]))
             else:
-                lists.append(surrogate_fit(x, y, state, np.append(own.penalty, 0.0)))
+                lists.append(surrogate_fit(x, y, state, np.append(penalty, 0.0)))
         return Upload.encode(lists, [(Field("single", len(values)),) for values in lists])
 
     def aggregate(self, context: Context, state: Surrogate, uploads: Floats, t: int) -> Broadcast:
