@@ -13,7 +13,7 @@ from abps.models.draws import normals, weight_keys
 from abps.models.learners import learner_for
 from abps.models.modules import drawn_weights
 from abps.models.native import network as compiled
-from abps.models.training import Gaussian, Objective, Training
+from abps.models.training import GaussianWeights, Objective, Training
 from federations import tiny
 
 SEED = 5
@@ -86,7 +86,9 @@ def test_both_ways_of_training_gaussians_agree(own: bool, dropout: float) -> Non
         if own
         else (stacked.start, np.full((size,), 0.3, dtype=np.float32))
     )
-    objective = Objective(gaussian=Gaussian(center, spread, np.linspace(0.0, 0.01, n, dtype=np.float32)))
+    objective = Objective(
+        gaussian=GaussianWeights(center, spread, np.linspace(0.0, 0.01, n, dtype=np.float32))
+    )
     raw = np.linspace(-4.0, -1.0, size, dtype=np.float32)
     both = repeated(np.concatenate([stacked.start, raw]), n)
     fused = stacked.train(both, 2, objective, epochs=3)

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from abps.core.arrays import Weights
 from abps.data.prepare import Prepared, Rows
-from abps.models.base import Learner
-from abps.models.learners import learner_for
+from abps.models.learners import Learner, learner_for
 from abps.models.models import MLP
 from abps.models.training import Contrast, Objective, Training
 

@@ -34,8 +34,7 @@ from abps.methods.accounting import with_noise
 from abps.methods.base import Context, Method
 from abps.methods.settings import names, with_settings
 from abps.methods.star import StarMethod
-from abps.models.base import Learner
-from abps.models.learners import learner_for
+from abps.models.learners import Learner, learner_for
 from abps.privacy.attack_findings import Finding
 
 Floats = NDArray[np.float64]

@@ -32,7 +32,7 @@ from abps.wire.codecs import codec, frame_size
 
 if TYPE_CHECKING:
     from abps.data.prepare import Prepared, Rows
-    from abps.models.base import Learner
+    from abps.models.learners import Learner
     from abps.models.metrics import Segments
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from abps.methods.base import Context, Method, Models
 from abps.models.metrics import Segments
 
 if TYPE_CHECKING:
-    from abps.models.base import Learner
+    from abps.models.learners import Learner
 
 
 @dataclass(frozen=True)

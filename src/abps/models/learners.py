@@ -1,4 +1,5 @@
-"""Which learner trains a model: compiled code where there is some, PyTorch for any other ``nn.Module``.
+"""What a method may ask of the local learning of all centers, and which learner trains a model: compiled code
+where there is some, PyTorch for any other ``nn.Module``.
 
 Learners are imported where they are chosen: a site that fits linear models never loads PyTorch, and one that
 waits for a job loads no compiler.
@@ -6,12 +7,144 @@ waits for a job loads no compiler.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import streams
 from abps.core.arrays import Weights
+from abps.core.errors import RequestError
 from abps.data.outcome import BINARY, Outcome
-from abps.data.prepare import Prepared
-from abps.models.base import Learner
+from abps.data.prepare import Prepared, Rows
 from abps.models.layout import Layout, linear_layout, linear_start
-from abps.models.training import Training
+from abps.models.metrics import Segments
+from abps.models.mixtures import Mixtures, mixed
+from abps.models.training import PLAIN, LocalRound, Objective, Training
+
+
+@dataclass
+class Learner(ABC):
+    """The local learning of all centers.
+
+    secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
+    noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
+    training rows beside training.  sharing: how many centers learn one model together, and share its penalty.
+    start: (P,) the common start.  ids: (n,) the centers' stream ids.
+    """
+
+    data: Prepared
+    training: Training
+    seed: int
+    secret: int = field(default=0, kw_only=True)
+    noisy_steps: dict[int, int] = field(init=False, default_factory=dict)
+    looked: bool = field(init=False, default=False)
+    sharing: int = field(init=False, default=1)
+    start: Weights = field(init=False)
+    layout: Layout = field(init=False)
+    ids: NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = streams.center_ids(self.data.centers)
+        if self.training.clip is not None and not self.data.outcome.binary:
+            raise RequestError(
+                f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
+            )
+        if self.training.optimizer == "newton" and not self.training.linear:
+            raise RequestError(
+                "optimizer=newton: it solves linear models; choose model=gam or model=linear, or another "
+                "optimizer"
+            )
+
+    def look(self, rows: Rows) -> None:
+        """Note that something was asked about rows; training rows are in ``train`` and in ``own``."""
+        self.looked |= any(np.may_share_memory(rows.y, mine.y) for mine in self._mine())
+
+    def _mine(self) -> tuple[Rows, ...]:
+        made = self.data.__dict__.get("own")  # computed when somebody asks for it
+        return (self.data.train,) if made is None else (self.data.train, made)
+
+    def decay(self) -> Weights:
+        """(P,) the penalty of every parameter; intercepts of linear models have none."""
+        decay = np.full(self.layout.size, self.training.decay, dtype=np.float32)
+        if self.training.optimizer == "newton":
+            for block in self.layout.blocks:
+                if block.name.startswith("intercept."):
+                    decay[block.start : block.stop] = 0.0
+        return decay
+
+    def take_noisy_steps(self, round: int, epochs: int) -> None:
+        """Note the private steps of a round. Its noise is drawn once: twice the same noise hides nothing."""
+        if round in self.noisy_steps:
+            raise RequestError(
+                "clip: this method trains more than once in a round, with one and the same noise; "
+                "choose one that trains once"
+            )
+        self.noisy_steps[round] = self.training.private_steps(epochs)
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
+        for k in range(count):
+            work(k)
+
+    @cached_property
+    def plain(self) -> Learner:
+        """The same model in PyTorch, for what has no code of its own."""
+        from abps.models.modules import ModuleLearner  # brings PyTorch along
+
+        return ModuleLearner(self.data, self.training, self.seed, secret=self.secret)
+
+    @abstractmethod
+    def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
+        """Let the centers train; the result waits for their models (n, P). ``w`` is left as it was."""
+
+    def train(
+        self,
+        w: Weights,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Weights:
+        """(n, P) the models after every center's local epochs. Only ``columns`` of the parameters move."""
+        count = self.training.epochs if epochs is None else epochs
+        return self.start_round(w, LocalRound(round, objective, columns, count))()
+
+    def begin(self, w: Weights, round: int) -> Callable[[], Weights]:
+        """The same, while the caller does something else; the result waits for the models."""
+        return self.start_round(w, LocalRound(round, PLAIN, slice(None), self.training.epochs))
+
+    @abstractmethod
+    def logits(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+
+    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
+        """(k, P) every mixture of own models (n, P) and what was sent of the shared columns (n, shared), then
+        its logits on the rows of its owner."""
+        models = mixed(own, others, parts, self.each)
+        return models, self.logits(models, rows, parts.owner)
+
+    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
+        """Logits of every mixture on the rows of its owner."""
+        return self.settle(own, others, parts, rows)[1]
+
+    @abstractmethod
+    def gradient(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Weights:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
+
+        Labels between 0 and 1 are allowed; a center without rows has gradient zero.
+        """
+
+    @abstractmethod
+    def representation(self, w: Weights, x: Weights) -> Weights:
+        """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
+
+    def on(self, data: Prepared) -> Learner:
+        """The same way of learning on other data."""
+        return replace(self, data=data)
 
 
 def learner_for(

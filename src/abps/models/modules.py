@@ -23,13 +23,13 @@ from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
 from abps.data.prepare import Rows
 from abps.models import draws
-from abps.models.base import Learner
 from abps.models.draws import DropSite
 from abps.models.layout import answering
+from abps.models.learners import Learner
 from abps.models.metrics import Segments
 from abps.models.models import initial_weights, layout_of
 from abps.models.newton import with_pairs
-from abps.models.training import Contrast, Gaussian, LocalRound, Objective
+from abps.models.training import Contrast, GaussianWeights, LocalRound, Objective
 
 Ints = NDArray[np.int64]
 
@@ -386,7 +386,7 @@ def drawn_weights(both: Tensor, noise: Tensor) -> Tensor:
     return mean + F.softplus(raw) * noise
 
 
-def carried_back(prior: Gaussian, both: Tensor, noise: Tensor, gradient: Tensor, i: int) -> Tensor:
+def carried_back(prior: GaussianWeights, both: Tensor, noise: Tensor, gradient: Tensor, i: int) -> Tensor:
     """(2P,) the whole loss's gradient for center i, from that of the batch at the drawn weights (P,)."""
     mean, raw = both.chunk(2)
     center, width = (torch.tensor(row_of(v, i), device=both.device) for v in (prior.center, prior.spread))

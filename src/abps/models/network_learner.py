@@ -18,7 +18,7 @@ from abps.core import streams
 from abps.core.arrays import Weights, compact
 from abps.data.prepare import Rows
 from abps.models import draws
-from abps.models.base import Learner
+from abps.models.learners import Learner
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures
 from abps.models.models import initial_weights, layout_of
@@ -87,24 +87,15 @@ class NetworkLearner(Learner):
             *what.columns.indices(before.shape[1])[:2],
         )
         steps = what.epochs * -(-int(sizes.max()) // t.batch)
-        network.train(
-            members,
-            before,
-            after,
-            rows.x,
-            rows.y,
-            rows.start,
-            orders,
-            what.epochs,
-            t.batch,
-            self.widths,
-            tuple(moves),
+        hooks = (
             tuple(terms_of(what.objective, self.data.size, self.layout.size)),
             tuple(self._frozen(what.objective)),
             tuple(self._prior(what.objective, ids, what.number, steps)),
             tuple(self._drop(ids, what.number, steps)),
-            tuple(self._memory()),
         )
+        held, pace = (rows.x, rows.y, rows.start), (orders, what.epochs, t.batch)
+        room = tuple(self._memory())
+        network.train(members, before, after, held, pace, self.widths, tuple(moves), hooks, room)
 
     def _drop(self, ids: NDArray[np.uint64], round: int, steps: int) -> network.Drop:
         """Dropout: keys for every (center, step, layer)."""

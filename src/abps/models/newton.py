@@ -27,9 +27,9 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from abps.core.arrays import Weights
 from abps.data.outcome import Outcome
 from abps.data.prepare import Rows
-from abps.models.base import Learner
 from abps.models.families import Family, family_of
 from abps.models.layout import linear_layout, linear_start
+from abps.models.learners import Learner
 from abps.models.metrics import Segments
 from abps.models.outcomes import shaped
 from abps.models.threads import Crew

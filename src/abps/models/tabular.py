@@ -80,7 +80,7 @@ class Candidate:
         raise NotImplementedError
 
 
-class Regression(Candidate):
+class PenalisedRegression(Candidate):
     """Penalised regression for the outcome's own loss, perhaps with splines or effects that change over time;
     a strength multiplies the penalty by evidence."""
 
@@ -225,7 +225,7 @@ def _candidates(x: Floats, y: Floats, outcome: Outcome, event: NDArray[np.bool_]
         names.append("splines")
     if outcome.kind == "survival":
         names.append("over time")
-    found: list[Candidate] = [Regression(name, outcome, x, y) for name in names]
+    found: list[Candidate] = [PenalisedRegression(name, outcome, x, y) for name in names]
     if len(y) >= FEWEST_ROWS and min(event.sum(), (~event).sum()) >= FEWEST_EVENTS:
         found.append(Boosting("boosting", outcome, x, y))
     return found

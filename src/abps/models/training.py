@@ -143,7 +143,7 @@ class Contrast:
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian:
+class GaussianWeights:
     """Weights that are Gaussians, trained by drawing them (Blundell et al. 2015), and their prior.
 
     A weight is N(m, s^2) with s = softplus(r). Every batch draws all weights once, w = m + s e, and
@@ -176,7 +176,7 @@ class Objective:
     anchor: Weights | None = None
     shift: Weights | None = None
     contrast: Contrast | None = None
-    gaussian: Gaussian | None = None
+    gaussian: GaussianWeights | None = None
 
     @property
     def simple(self) -> bool:

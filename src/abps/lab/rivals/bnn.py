@@ -28,7 +28,7 @@ from abps.methods.averaging import shares, weighted_mean
 from abps.methods.base import Context, Models, Weighting, Wire
 from abps.methods.star import Server, StarMethod
 from abps.models.metrics import Segments
-from abps.models.training import Gaussian, Objective, Training
+from abps.models.training import GaussianWeights, Objective, Training
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class BNN(StarMethod):
         spread = np.full_like(state.raw[0], self.prior_sigma)
         own = context.sizes()[context.local_index]
         weight = (self.kl / np.maximum(own, np.float32(1.0))).astype(np.float32)
-        return Objective(gaussian=Gaussian(center, spread, weight))
+        return Objective(gaussian=GaussianWeights(center, spread, weight))
 
     def logits(self, context: Context, state: State, rows: Rows) -> Segments:
         """Log-odds of the mean probability over the draws."""

@@ -30,7 +30,7 @@ from abps.data.prepare import Prepared, Rows
 from abps.lab.rivals import graphs
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
-from abps.models.base import Learner
+from abps.models.learners import Learner
 from abps.models.metrics import labels_of, log_loss
 
 

@@ -247,15 +247,32 @@ def _add_turn(back, turn, slope, rows, units):
 
 
 @compiled
-def _gradient(
-    w, g, x, y, real, widths, hidden, backward, turn, force, temperature, drawn, rate, limit, keys, places
-):
+def _errors(z, bias, y, real):
+    """Turn logits without their bias into the gradient with respect to each, and return its sum."""
+    total = np.float32(0.0)
+    share = np.float32(1.0 / real)
+    for r in range(real):
+        z[r] = (np.float32(1.0) / (np.float32(1.0) + np.float32(np.exp(-(z[r] + bias)))) - y[r]) * share
+        total += z[r]
+    z[real:] = np.float32(0.0)
+    return total
+
+
+@compiled
+def _gradient(w, g, seats, widths, layers, contrast, dropped):
     """Gradient of the mean loss over a batch, written to ``g``.
+
+    seats: x, y, real.  layers: hidden, backward.  contrast: turn, its weight and temperature.  dropped:
+    random words, rate, limit, keys and places.
 
     real: how many of the rows x (rows, d) count; the others, zeros, only fill up what the products like.
     hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
     turn: (rows * units,) the way from near's direction to far's, which is used up, or (0,).
     """
+    x, y, real = seats
+    hidden, backward = layers
+    turn, force, temperature = contrast
+    drawn, rate, limit, keys, places = dropped
     rows = len(x)
     depth = len(widths) - 2
     scale = np.float32(1.0)
@@ -290,14 +307,7 @@ def _gradient(
     last = w[at : at + units]
     error = backward[filled : filled + rows]
     np.dot(before, last, error)
-    total = np.float32(0.0)
-    share = np.float32(1.0 / real)
-    for r in range(real):
-        z = error[r] + w[at + units]
-        error[r] = (np.float32(1.0) / (np.float32(1.0) + np.float32(np.exp(-z))) - y[r]) * share
-        total += error[r]
-    error[real:] = np.float32(0.0)
-    g[at + units] = total
+    g[at + units] = _errors(error, w[at + units], y, real)
     np.dot(error, before, g[at : at + units])
     filled -= rows * units
     back = backward[filled : filled + rows * units]
@@ -412,31 +422,18 @@ def _seated(x, y, first, order, d, seats, labels):
 
 
 @compiled
-def train(
-    members,
-    before,
-    after,
-    x,
-    y,
-    start,
-    orders,
-    epochs,
-    batch,
-    widths,
-    rule,
-    terms,
-    frozen,
-    prior,
-    drop,
-    room,
-):
+def train(members, before, after, held, pace, widths, rule, hooks, room):
     """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
 
     before: (n, P), or (1, P) where all start from one model; (n, 2 P) for means and raw spreads of Gaussians.
 
-    x, y: (rows, d), (rows,) of all centers; center i's are start[i]:start[i+1].
-    orders: (epochs, m, rows) the order in which they visit their own.
+    held: x (rows, d) and y (rows,) of all centers, and start: center i's are start[i]:start[i+1].
+    pace: orders (epochs, m, rows) in which they visit their own, epochs, and rows of a batch.
+    hooks: terms, frozen, prior and drop.
     """
+    x, y, start = held
+    orders, epochs, batch = pace
+    terms, frozen, prior, drop = hooks
     adam, lr, decay, low, high = rule
     strength, anchor, shift = terms
     force, temperature, near, far = frozen
@@ -471,24 +468,9 @@ def train(
                     _turned(ways, orders[epoch, c, at : at + rows], turn)
                 if gaussian:
                     _draw_weights(w, noise_keys[c, step], noise_places, noise, spread, tilt, met)
-                _gradient(
-                    met,
-                    met_slope,
-                    seen,
-                    labels,
-                    rows,
-                    widths,
-                    hidden,
-                    backward,
-                    turn,
-                    force,
-                    temperature,
-                    drawn,
-                    rate,
-                    limit,
-                    keys[c, step],
-                    places,
-                )
+                dropped = (drawn, rate, limit, keys[c, step], places)
+                contrast, layers = (turn, force, temperature), (hidden, backward)
+                _gradient(met, met_slope, (seen, labels, rows), widths, layers, contrast, dropped)
                 if gaussian:
                     around, wide = center[min(i, len(center) - 1)], width[min(i, len(width) - 1)]
                     _carry_back(g, w, noise, spread, tilt, say[i], around, wide)
