@@ -161,28 +161,55 @@ def test_the_chance_that_collaboration_helps_is_calibrated_on_average(monkeypatc
     assert abs(np.mean(said) - np.mean(happened)) < 0.05
 
 
-@pytest.mark.parametrize("fault", ["no events", "three rows", "separable", "constant", "half of all rows"])
-def test_a_bad_center_harms_nobody(fault):
+#: What is wrong with one center, and what the audit trail or the list of centers left out says of it.
+FAULTS = {
+    "no events": "fewer than 3 positive rows",
+    "three rows": "rows",
+    "separable": "column x2 separates its outcomes",
+    "constant": "column x0 is constant",
+    "all missing": "column x1 is constant",
+    "300 levels": "",
+    "heavy tails": "column x1 has values far out",
+    "half of all rows": "of all rows",
+}
+
+
+def _with_fault(fault):
+    """Eight hospitals that are alike, and a bad one."""
     rng = np.random.default_rng(6)
     x, center = rng.standard_normal((2400, 3)), rng.integers(0, 8, 2400)
     y = (rng.random(2400) < 1 / (1 + np.exp(-x @ [1.0, -0.7, 0.3]))).astype(int)
-    rows = {"no events": 200, "three rows": 3, "separable": 200, "constant": 200, "half of all rows": 2400}[
-        fault
-    ]
-    bad = rng.standard_normal((rows, 3)) * (0.0 if fault == "constant" else 1.0)
-    worse = (rng.random(rows) < 0.4).astype(int)
+    rows = {"three rows": 3, "half of all rows": 2400}.get(fault, 320)
+    bad, worse = rng.standard_normal((rows, 3)), (rng.random(rows) < 0.4).astype(int)
+    code = ["a", "b"] * 1200 + (
+        ["a"] * rows if fault != "300 levels" else [f"c{k % 300}" for k in range(rows)]
+    )
     if fault == "separable":
         worse = (bad[:, 2] > 0).astype(int)
     elif fault in ("no events", "three rows"):
         worse[:] = 0
+    elif fault == "constant":
+        bad[:, 0] = 0.0
+    elif fault == "all missing":
+        bad[:, 1] = np.nan
+    elif fault == "heavy tails":
+        bad[:, 1] = rng.standard_cauchy(rows) ** 3
+    every = np.concatenate([x, bad])
+    columns = {f"x{k}": pl.Series(every[:, k]).fill_nan(None) for k in range(3)}
     names = [f"h{k}" for k in center] + ["bad"] * rows
-    every, label = np.concatenate([x, bad]), np.concatenate([y, worse])
-    frame = pl.DataFrame({f"x{k}": every[:, k] for k in range(3)}).with_columns(
-        y=pl.Series(label), h=pl.Series(names)
-    )
+    return pl.DataFrame(columns | {"code": code, "y": np.concatenate([y, worse]), "h": names})
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_center_harms_nobody_and_is_named(fault):
+    frame = _with_fault(fault)
     with_it = abps.simulate(abps.federation(frame, label="y", center="h"), "abps-plus", seed=2)
     clean = frame.filter(pl.col("h") != "bad")
     without = abps.simulate(abps.federation(clean, label="y", center="h"), "abps-plus", seed=2)
     assert np.isfinite(with_it.models).all()
     others = [with_it.auroc.per_center[name] for name in without.auroc.per_center]
     assert np.mean(others) > without.auroc.mean - 0.01
+    warned = with_it.decisions.filter((pl.col("decision") == "warning") & (pl.col("center") == "bad"))
+    said = [*warned["reason"], *(each.reason for each in with_it.data.left_out if each.center == "bad")]
+    assert any(FAULTS[fault] in each for each in said) or not FAULTS[fault]
+    assert without.decisions.filter(pl.col("decision") == "warning").is_empty()

@@ -185,7 +185,7 @@ class ABPSPlus(CoordinatedMethod):
         local, phase = local_of(context, state), self.phase(context, state)
         if phase is Phase.START:
             return _start_upload(context, state, self.privacy.secure)
-        fields = Fields(message(phase, local).by_name | beside_sums(phase, local).by_name)
+        fields = Fields({**message(phase, local).by_name, **beside_sums(phase, local).by_name})
         form = (Field("single", fields.length),) if self.privacy.secure else fields.form
         rows = packed(fields, _values(state, local, phase))
         return Upload.encode(list(rows), [form] * len(rows))
@@ -210,8 +210,8 @@ class ABPSPlus(CoordinatedMethod):
         decisions, beside = screened.decisions(present), uploads[:, fields.length :]
         if phase is Phase.CLUSTER_FIT:
             return Broadcast(*_by_cluster(reported, fields, beside[:, 0], screened, state), decisions)
-        total, further = screened.values.sum(axis=0), {}
-        more, form = np.zeros(0), ()
+        total, further = screened.values.sum(axis=0), dict[int, NumberList]()
+        more, form = np.zeros(0), tuple[Field, ...]()
         if phase is Phase.START:
             more, form = _common_curvature(local, fields, uploads, screened.accepted)
         elif phase is Phase.PAIRS:
@@ -296,7 +296,7 @@ def _values(state: PlusState, local: LocalRows, phase: Phase) -> dict[str, Float
     if phase is Phase.PAIRS:
         found = pair_sums(local.rows, common_model(state, local), plus_updates.effects_of(state, local))
         values["pair_scores"], values["pair_information"] = found
-    return values | {"cluster": clusters.number}
+    return values | {"cluster": clusters.number.astype(np.float64)}
 
 
 def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
@@ -378,7 +378,7 @@ def _by_cluster(
     number = np.rint(np.where(np.isfinite(said), said, -1.0)).astype(np.int64)
     number = np.where((number >= 0) & (number < state.clusters.count), number, -1)
     accepted = screened.accepted & (number >= 0)
-    whole, messages = max(float(sizes[accepted].sum()), 1.0), {}
+    whole, messages = max(float(sizes[accepted].sum()), 1.0), dict[int, NumberList]()
     for name in np.unique(number).tolist():
         some = (number == name) & accepted
         received = [screened.values[some].sum(axis=0), [sizes[some].sum() / whole, float(some.sum())]]

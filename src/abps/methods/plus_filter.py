@@ -8,6 +8,7 @@ explain. A score that is far but not impossible is shortened, so that one member
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +106,7 @@ def _possible(
     """(n,) whether sums can be what they say they are."""
     fine = np.ones(len(finite), dtype=bool)
     columns = np.bincount(local.group[local.group >= 0], minlength=local.groups)
-    most = {"doubt": state.fit.intercept_variance, "shift_dof": 1.0, "dof": columns}
+    most: dict[str, Any] = {"doubt": state.fit.intercept_variance, "shift_dof": 1.0, "dof": columns}
     for name, part in parts.items():
         if name in NOT_NEGATIVE:
             fine &= (part >= -SLACK).all(axis=1)

@@ -43,6 +43,10 @@ MANY_CENTERS = 300
 #: Peers of a cluster that are named in the audit trail, the largest first.
 MOST_NAMED = 50
 
+#: When the audit trail warns of data: so few rows or events, such a share of all rows, values so many
+#: standard deviations away; so many columns of one kind are named.
+FEW_ROWS, FEW_EVENTS, MUCH_OF_ALL, FAR_OUT, MOST_WARNINGS = 10, 5, 0.4, 10.0, 5
+
 #: Patients for whom the chance is computed that collaboration lowers a hospital's loss.
 NEXT_PATIENTS = 100.0
 
@@ -79,7 +83,8 @@ def after_start(
     )
     variance = np.full(local.terms, WORKING_INTERCEPT_VARIANCE)
     fit = common_fit.with_intercept_variance(fit, variance)
-    aim = np.linalg.solve(fit.curvature + np.diag(fit.penalty), fit.curvature @ point + score)
+    system = fit.curvature + np.diag(fit.penalty)
+    aim = np.asarray(np.linalg.solve(system, fit.curvature @ point + score), dtype=np.float64)
     # The loss was taken with other intercepts: it is no measure of later ones.
     fit = replace(fit, point=aim, base=(point, score, np.inf))
     full = state.variance.copy()
@@ -388,6 +393,7 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
                 rows.append((member, -1, "weight", float(share[MOST_NAMED:].sum()), "further cluster peers"))
             left *= 1.0 - part[name]
         rows.append((member, -1, "weight", left, "all centers"))
+    rows += [(member, -1, "warning", np.nan, said) for member, said in data_warnings(context)]
     if state.hope >= 0:
         rows.append(
             (-1, -1, "collaboration", state.hope, "chance that it lowers a hospital's loss, on average")
@@ -396,6 +402,40 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
     nothing = np.full(len(rows), np.nan)
     words = decision.astype(object), reason.astype(object)
     return Decisions(center, peer, words[0], score, nothing, nothing, words[1])
+
+
+def data_warnings(context: Context) -> list[tuple[int, str]]:
+    """What is wrong with the rows of centers here: members, and sentences that name the column."""
+    local: LocalRows = context.derived
+    rows, columns = local.rows, context.data.columns
+    known = {} if context.data.book is None else {each.name: each.kind for each in context.data.book.columns}
+    number = np.array([known.get(name.partition(" ~")[0]) == "number" for name in columns], dtype=bool)
+    straight = np.array([int(name.partition(" ~")[2] or 1) == 1 for name in columns], dtype=bool)
+    share = np.asarray(context.sizes(), dtype=np.float64) / max(float(np.sum(context.sizes())), 1.0)
+    found: list[tuple[int, str]] = []
+    for i, member in enumerate(context.local_index.tolist()):
+        x, y = rows.x[rows.start[i] : rows.start[i + 1]], rows.outcomes(i)
+        if share[member] >= MUCH_OF_ALL:
+            found.append((member, f"it has {share[member]:.0%} of all rows"))
+        if len(y) < FEW_ROWS:
+            found.append((member, f"it has {len(y)} rows"))
+            continue
+        if (y == y[0]).all():
+            found.append((member, "all its outcomes are alike"))
+        low, high = x.min(axis=0), x.max(axis=0)
+        problems = {
+            "is constant": number & (low == high),
+            "has values far out": number & (np.maximum(-low, high) > FAR_OUT),
+        }
+        event = y == y.max()
+        if context.data.outcome.binary and min(event.sum(), (~event).sum()) >= FEW_EVENTS:
+            with_it, without = x[event], x[~event]
+            apart = (with_it.min(axis=0) > without.max(axis=0)) | (with_it.max(axis=0) < without.min(axis=0))
+            problems["separates its outcomes"] = apart
+        for problem, where in problems.items():
+            for k in np.flatnonzero(where & straight)[:MOST_WARNINGS].tolist():
+                found.append((member, f"column {columns[k].partition(' ~')[0]} {problem}"))
+    return found
 
 
 def _own_share(fit: FitState, local: LocalRows) -> float:
