@@ -95,7 +95,7 @@ class Hospitals:
     def approve(self, *names: str) -> None:
         for name in names or self.four.names:
             assert "waits for approval" in bring(self.kit(name), self.file)[0]
-            own = study._site(self.kit(name))
+            own = study._site(self.kit(name))[0]
             journal = own.journal(self.kit(name))
             decide(Path(own.store), journal, self.agreement.study, JournalEvent.APPROVED, "Ada", self.digest)
 
@@ -134,7 +134,7 @@ class Hospitals:
             self.trip()
 
     def store(self, name: str) -> Store:
-        return Store.look(study._site(self.kit(name)).store_of(self.agreement.study))
+        return Store.look(study._site(self.kit(name))[0].store_of(self.agreement.study))
 
     def models(self):
         stores = [self.store(name) for name in self.four.names]
@@ -388,7 +388,7 @@ def test_without_approval_nothing_is_written_and_a_withdrawal_ends_it(four, netw
     made.approve(me)
     made.out()
     made.trip()
-    own = study._site(made.kit(me))
+    own = study._site(made.kit(me))[0]
     decide(Path(own.store), own.journal(made.kit(me)), "test", JournalEvent.WITHDRAWN, "Ada")
     with pytest.raises(RequestError, match="was withdrawn here by Ada"):
         made.out(me)

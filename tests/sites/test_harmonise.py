@@ -17,6 +17,7 @@ from abps.data.codebook import Codebook, Column, merged
 from abps.data.harmonise import added, as_toml, map_digest, map_path, read_harmonised
 from abps.data.scales import PROBABILITIES, Scale, Statistics
 from abps.data.screening import conversion
+from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
@@ -123,7 +124,17 @@ def test_the_map_is_in_the_codebook_and_in_the_proposal_s_digest(tables, capsys)
     both = merged([written, replace(written, harmonised=("f" * 16,))])
     assert both.harmonised == tuple(sorted((digest, "f" * 16)))
     bound = replace(agreed, harmonised=(digest,))
+    own = sitefile.read(tables / sitefile.FILE)  # as init wrote it
     own.read_table(replace(bound, columns=bound.columns[:1]))
+    text = map_path(own.table).read_text()
+    for other in (None, text.replace("0.01131", "0.0113")):
+        if other is None:
+            map_path(own.table).unlink()
+        else:
+            map_path(own.table).write_text(other)
+        with pytest.raises(RequestError, match="is not the map"):  # gone, or another
+            own.read_table(replace(bound, columns=bound.columns[1:2]))
+    map_path(own.table).write_text(text)
     study = Proposal("s", Agreement("s", "abps-plus", bound))
     assert study.digest() != plain.digest() and digest in str(study.terms())
     assert study.agreement.digest() != plain.agreement.digest()

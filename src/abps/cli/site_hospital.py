@@ -101,7 +101,7 @@ def init(
     own = sitefile.SiteFile(
         site, str(table.absolute()), label, str((store or folder / "studies").absolute()), patient, time,
         options.split(drop), allow=options.split(allow), positive=positive, outcome=outcome,
-        duration=duration, proxy=proxy,
+        duration=duration, proxy=proxy, harmonised=map_digest(table),
     )  # fmt: skip
     found = own.labelled()
     if found.doubt and positive is None:
@@ -112,7 +112,7 @@ def init(
         codebook(rows, seed=0, min_cell=MIN_CELL),
         events=found.event_words,
         others=found.other_words,
-        harmonised=tuple(filter(None, [map_digest(table)])),
+        harmonised=(own.harmonised,) if own.harmonised else (),
     )
     files.write_json(folder / sitefile.CODEBOOK, book.to_json())
     written = [own.write(folder), folder / sitefile.CODEBOOK]

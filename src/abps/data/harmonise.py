@@ -74,6 +74,8 @@ def map_digest(table: str | Path) -> str:
 def read_harmonised(path: Path) -> RawTable:
     """A table as its map has it."""
     raw, entries, where = read_raw(path), read_map(path), map_path(path).name
+    if not entries:
+        return raw
     columns = {column.name: column for column in raw.frame.get_columns()}
     for name, entry in entries.items():
         if name not in columns:
@@ -83,8 +85,6 @@ def read_harmonised(path: Path) -> RawTable:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise RequestError(f"{where}: two columns would be called {twice[0]!r}; rename or drop one")
-    if not entries:
-        return raw
     frame = pl.DataFrame([column.alias(name) for column, name in zip(columns.values(), names)])
     return replace(raw, frame=frame, form=f"{raw.form}, {len(entries)} columns by {where}")
 
@@ -101,16 +101,6 @@ def _converted(column: pl.Series, entry: Mapping[str, Any], where: str) -> pl.Se
             )
         column = found.cast(pl.Float64) * float(entry.get("factor", 1)) + float(entry.get("offset", 0))
     return column
-
-
-def check_digest(table: str | Path, book: Codebook, site: str) -> None:
-    """Refuse a study whose codebook was made with another map of this table."""
-    digest = map_digest(table)
-    if digest and digest not in book.harmonised:
-        raise RequestError(
-            f"{site}: {map_path(table).name} is not the map that the study's codebook was made with; run "
-            "`abps site init` and share the codebook again, or put the map back"
-        )
 
 
 def suggest(

@@ -31,7 +31,7 @@ from abps.core.errors import RequestError, nearest
 from abps.data.check import ColumnCheck, LeftOut, TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation
-from abps.data.harmonise import check_digest, read_harmonised
+from abps.data.harmonise import read_harmonised
 from abps.data.outcome import FEWEST, EncodedLabel, Outcome, align_label, encode_label
 from abps.data.reading import GAPS, RawTable
 from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column, to_levels
@@ -567,7 +567,6 @@ def own_table(
     table = _repaired(raw, roles)
     roles, found = table.roles, table.label
     if book is not None:
-        check_digest(path, book, site)
         found = align_label(found, book.outcome, site, roles.label)
         _same_event(found, book, site, roles.label)
     values, what = found.values, found.outcome

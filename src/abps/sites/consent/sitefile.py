@@ -15,6 +15,7 @@ from abps import files
 from abps.core.errors import RequestError, validate
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
+from abps.data.harmonise import map_digest, map_path
 from abps.data.outcome import EncodedLabel
 from abps.data.table import own_outcome, own_table
 from abps.privacy.small_counts import MIN_CELL
@@ -114,6 +115,7 @@ class SiteFile:
     policy: what any study may ask of this site.  positive: the label's value that is the event.
     outcome, duration: what the label is, and the column with the time to the event, if it is no event or not.
     proxy: an HTTP proxy on the way to the relay, http://HOST:PORT; none: as the environment says.
+    harmonised: the digest of the table's map (:mod:`abps.data.harmonise`) when the codebook was written.
     """
 
     site: str
@@ -132,6 +134,7 @@ class SiteFile:
     outcome: str | None = None
     duration: str | None = None
     proxy: str = ""
+    harmonised: str = ""
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""
@@ -148,7 +151,13 @@ class SiteFile:
         return Journal(Path(self.store), read_signer(where))
 
     def read_table(self, book: Codebook | None = None) -> Federation:
-        """The site's table, as a federation of one."""
+        """The site's table, as a federation of one; for a study, by the map of its codebook."""
+        found = map_digest(self.table)
+        if book is not None and (found != self.harmonised or {found} - {"", *book.harmonised}):
+            raise RequestError(
+                f"{self.site}: {map_path(self.table).name} is not the map that the study's codebook was made "
+                "with; run `abps site init` and share the codebook again, or put the map back"
+            )
         return own_table(
             self.table, self.site, self.label, self.patient, self.time, self.drop, book, self.positive,
             self.outcome, self.duration,

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -42,6 +43,8 @@ from abps.sites.store.rows import EntryKind
 from abps.sites.store.store import Store
 from abps.wire import versions
 from abps.wire.admission import Limits
+
+T = TypeVar("T")
 
 #: Where a site keeps files of studies, beside the stores; in each study's folder, what names it, and what
 #: says that it is over.
@@ -75,11 +78,8 @@ class Courier:
         self.digest = self.signed.proposal.digest()
         counts = [CourierStep.COUNT] * (PASSES if agreement.uncounted else 0)
         masked = [method.privacy.secure and method.sums_only(t + 1) for t in range(agreement.rounds)]
-        self.track = [
-            CourierStep.HELLO,
-            *counts,
-            *(CourierStep.SUM if each else CourierStep.UPLOAD for each in masked),
-        ]
+        exchanges = [CourierStep.SUM if each else CourierStep.UPLOAD for each in masked]
+        self.track = [CourierStep.HELLO, *counts, *exchanges]
         self.first = 1 + len(counts)  # of the exchanges, in the track
         self._post: dict[str, list[tuple[str, bytes]]] = {}  # for the next file, by reader
 
@@ -96,11 +96,7 @@ class Courier:
             return 0
         if self.first > 1 and self._scales() is None:
             return next((p for p in range(1, PASSES) if not self._all(p)), PASSES)
-        path = self.own.store_of(self.agreement.study)
-        if not path.is_file():
-            return self.first
-        with contextlib.closing(Store.look(path)) as store:
-            return self.first + store.round
+        return self.first + (self._look(self.agreement.study, lambda store: store.round) or 0)
 
     def wanted(self) -> list[tuple[CourierStep, int, str]]:
         """The files that this site needs before it can go on, whether they are here or not."""
@@ -118,8 +114,9 @@ class Courier:
     def due(self) -> list[Path]:
         """The files of this site that others may still need: of this step and of the one before."""
         p = self.place()
-        found = [self._path(step, q, self.me) for q in (p - 1, p) for step in CourierStep]
-        return [path for path in found if path.is_file()]
+        return [
+            each for q in (p - 1, p) for s in CourierStep if (each := self._path(s, q, self.me)).is_file()
+        ]
 
     def history(self, p: int) -> str:
         """A digest of the files from which a step follows, which all sites must have alike."""
@@ -141,17 +138,24 @@ class Courier:
         return self.members[order[0]]
 
     def _scales(self) -> dict[str, Any] | None:
-        path = self.own.store_of(measuring.store_name(self.agreement.study))
+        return self._look(measuring.store_name(self.agreement.study), measuring.kept_in)
+
+    def _look(self, study: str, what: Callable[[Store], T]) -> T | None:
+        """Something of a store; none before there is one."""
+        path = self.own.store_of(study)
         if not path.is_file():
             return None
         with contextlib.closing(Store.look(path)) as store:
-            return measuring.kept_in(store)
+            return what(store)
 
     # Files
 
     def _path(self, step: CourierStep, p: int, sender: str) -> Path:
         study, name = (sitefile.safe_name(each) for each in (self.agreement.study, sender))
         return self.folder / ("out" if sender == self.me else "in") / f"{study}-{p:03}-{step}-{name}.abps"
+
+    def _written(self, p: int) -> bool:
+        return self._path(self.track[p], p, self.me).is_file()
 
     def _all(self, p: int) -> bool:
         return all(self._path(self.track[p], p, name).is_file() for name in self.members)
@@ -201,10 +205,10 @@ class Courier:
         path = self._path(step, p, self.me)
         if path.is_file():
             return
-        to = {}
-        for name in sorted({*readers, *post}):
-            said = Letter(letter.rows, letter.key, letter.vector, tuple(post.get(name, ())))
-            to[name] = (self._certificate(name), said)
+        to = {
+            name: (self._certificate(name), replace(letter, messages=tuple(post.get(name, ()))))
+            for name in sorted({*readers, *post})
+        }
         envelope = CourierFile(self.digest, step, p, self.me, self.history(p), {})
         files.write_text(path, sealed.make(envelope, to, self.signer).text())
 
@@ -254,7 +258,7 @@ class Courier:
         return round == self.agreement.rounds or bool(round and context.method.finished(context.state))
 
     def _hello(self, rows: int, log: Any) -> None:
-        if not self._path(CourierStep.HELLO, 0, self.me).is_file():
+        if not self._written(0):
             log(EntryKind.REPORT, 40, "our training rows, and a key for masks", 0)
             self._write(CourierStep.HELLO, 0, Letter(rows, self._key(0)[1]), self.members)
 
@@ -263,7 +267,7 @@ class Courier:
         for p in range(1, self.first):
             self._mask(part, p)
             part.sum_keys(p, self.members)
-            if not self._path(CourierStep.COUNT, p, self.me).is_file():
+            if not self._written(p):
                 self._write_sum(p, part.sum_masked(p, self._public(p)))
             if not self._all(p):
                 return
@@ -274,7 +278,7 @@ class Courier:
     def _exchange(self, site: Site, p: int) -> bool:
         """An exchange as far as it can go; whether it is finished."""
         exchanges, t, step, first = site.exchanges, p - self.first + 1, self.track[p], self._coordinator(p)
-        written = self._path(step, p, self.me).is_file()
+        written = self._written(p)
         site.begin(t, self.members)
         if (step is CourierStep.SUM or first == self.me or not written) and not exchanges.contribute(t):
             raise RequestError(f"this site has nothing to upload in exchange {t}, and the others wait for it")
@@ -323,8 +327,7 @@ class Courier:
     def _mask(self, part: Any, p: int) -> None:
         """Give the part the masks of a sum."""
         made = PairwiseMasking(self.me, f"{self.digest}/{JOB}", write=part.steps.write, what=self.track[p])
-        written = self._path(self.track[p], p, self.me).is_file()
-        made.prepare(None if written else self._key(self._announced(p))[0], self.history(p))
+        made.prepare(None if self._written(p) else self._key(self._announced(p))[0], self.history(p))
         part.steps = made
 
     def _public(self, p: int) -> dict[str, bytes]:
@@ -401,17 +404,19 @@ def study_file(signed: SignedProposal, certificates: Mapping[str, str]) -> dict[
     return {"schema": SCHEMA, "signed": signed.to_json(), "certificates": dict(certificates)}
 
 
-def _site(kit: Path) -> sitefile.SiteFile:
+def _site(kit: Path) -> tuple[sitefile.SiteFile, list[Courier]]:
+    """A site's own file, and its studies by courier."""
     given = read_kit(kit)
     if given.role is not Role.SITE:
         raise RequestError(f"{kit} is not the startup kit of a site")
-    return sitefile.find(given.name, given.local)
+    own = sitefile.find(given.name, given.local)
+    folders = sorted((Path(own.store) / FOLDER).glob(f"*/{STUDY}"))
+    return own, [Courier(kit, path.parent) for path in folders]
 
 
 def find(kit: Path, study: str | None = None) -> Courier:
     """The study by courier at a site (of this name); of several proposals, the approved one."""
-    own = _site(kit)
-    known = [Courier(kit, path.parent) for path in sorted((Path(own.store) / FOLDER).glob(f"*/{STUDY}"))]
+    own, known = _site(kit)
     known = [each for each in known if study in (None, each.agreement.study)]
     if len(known) > 1:
         lines = own.journal(kit).lines()
@@ -427,13 +432,12 @@ def find(kit: Path, study: str | None = None) -> Courier:
 
 def bring(kit: Path, path: Path) -> tuple[str, Courier | None]:
     """Take one file in: a sentence, and the study if it goes on. A wrong file raises and changes nothing."""
-    own, data = _site(kit), sealed.read_json(path)
+    (own, here), data = _site(kit), sealed.read_json(path)
     try:
         if data.get("schema") == SCHEMA:
             return accept_study(kit, own, data), None
         found = sealed.parse(path, data)
-        here = sorted((Path(own.store) / FOLDER).glob(f"*/{STUDY}"))
-        known = [each for each in (Courier(kit, p.parent) for p in here) if each.digest == found.proposal]
+        known = [each for each in here if each.digest == found.proposal]
         if not known:
             raise RequestError("it is of a study, or a version of it, that was not proposed here by courier")
         new = known[0].take(found, path.read_text(encoding="utf-8"))

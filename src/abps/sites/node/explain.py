@@ -28,8 +28,8 @@ from abps.core.errors import RequestError
 from abps.release import VERSION
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.journal import JournalEvent
-from abps.sites.consent.kit import Kit, Role, read_certificate, read_kit
-from abps.sites.consent.preflight import checks, days_left, read_clock
+from abps.sites.consent.kit import Kit, read_certificate, read_kit
+from abps.sites.consent.preflight import checks, days_left
 from abps.sites.node.status import STEPS, read_status
 from abps.sites.protocol.commands import Command, DeclineCode
 from abps.sites.store.rows import canonical, digest
@@ -52,16 +52,17 @@ _COMMAND = re.compile(r"internal error in ([a-z_]+)|\b([a-z_]+) was refused")
 
 def failure_bundle(kit: Path) -> dict[str, Any]:
     """What went wrong at a site, as plain data that may leave it."""
-    given = read_kit(kit)
-    now = datetime.datetime.now(datetime.UTC)
-    clock, status = read_clock(given.local), read_status(given.local)
-    store = given.folder
+    given, now = read_kit(kit), datetime.datetime.now(datetime.UTC)
+    status, store, lines, step = read_status(given.local), given.folder, [], None
     with contextlib.suppress(RequestError):
-        store = Path(sitefile.find(given.name, given.local).store)
-    step = None
+        own = sitefile.find(given.name, given.local)
+        store = Path(own.store)
+        lines = own.journal(given.folder).lines()
     if status is not None:
         known = status.step if status.step in {*Command, *STEPS} else "another"
-        step = {"round": status.round, "step": known, "since": status.since, "runs": status.alive}
+        seconds = round(status.seconds)
+        step = {"round": int(status.round), "step": known, "seconds": seconds, "runs": status.alive}
+    sent = [line for line in lines if line.facts.get("code") in set(DeclineCode)][-MOST:]
     return {
         "schema": SCHEMA,
         "site": given.name,
@@ -70,13 +71,12 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
             "abps": VERSION, "nvflare": _version("nvflare"), "numpy": _version("numpy"),
             "python": platform.python_version(), "system": platform.system(),
         },
-        "checks": {check.name: str(check.state) for check in _checks(given)},
+        "checks": {check.name: str(check.state) for check in checks(given)},
         "certificate_days": round(days_left(read_certificate(given.certificate), now)),
         "disk_mb": shutil.disk_usage(next(p for p in (store, *store.parents) if p.exists())).free >> 20,
         "memory_mb": psutil.virtual_memory().available >> 20,
-        "clock_seconds": None if clock is None else clock.seconds,
         "last_step": step,
-        "declined": _declined(given),
+        "declined": [{"at": line.at, "code": str(line.facts["code"])} for line in sent],
         "errors": list(_errors(given)),
         "studies": list(_studies(store)),
     }  # fmt: skip
@@ -87,22 +87,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "none"
-
-
-def _checks(kit: Kit) -> Iterator[Any]:
-    with contextlib.suppress(RequestError, OSError):
-        yield from checks(kit)
-
-
-def _declined(kit: Kit) -> list[dict[str, str]]:
-    """The last decline codes that left."""
-    if kit.role is not Role.SITE:
-        return []
-    with contextlib.suppress(RequestError):
-        lines = sitefile.find(kit.name, kit.local).journal(kit.folder).lines()
-        sent = [line for line in lines if line.facts.get("code") in set(DeclineCode)]
-        return [{"at": line.at, "code": str(line.facts["code"])} for line in sent[-MOST:]]
-    return []
 
 
 def _errors(kit: Kit) -> Iterator[dict[str, Any]]:
@@ -138,17 +122,8 @@ def _studies(folder: Path) -> Iterator[dict[str, Any]]:
             refused: Counter[str] = Counter()
             for (_, reason), count in store.refusals().items():
                 refused[reason if reason in set(Reason) else "another"] += count
-            rows = [
-                {
-                    "at": e.at,
-                    "round": e.round,
-                    "peer": e.peer,
-                    "sent": e.sent,
-                    "kind": str(e.kind),
-                    "bytes": e.bytes,
-                }
-                for e in store.traffic()[-MOST:]
-            ]
+            said = ("at", "round", "peer", "sent", "kind", "bytes")
+            rows = [{name: getattr(e, name) for name in said} for e in store.traffic()[-MOST:]]
             facts = {"agreement": store.facts()["agreement"], "round": store.round}
             yield {**facts, "refused": dict(refused), "log": rows}
             continue
