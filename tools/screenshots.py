@@ -1,20 +1,23 @@
-"""The pictures in README and guides: the report's first screen on a desktop and on a phone, the app's pages.
+"""The pictures in README and guides: the report on a desktop and on a phone, the app, the console.
 
     abps demo && python tools/screenshots.py abps-demo/report.html
     python tools/screenshots.py TABLE.csv
+    abps site rehearse --out abps-rehearsal && python tools/screenshots.py abps-rehearsal/kits/north
 
 Needs a Chromium (``CHROMIUM`` names it; default /usr/bin/chromium) and the test extra. The network is off.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
@@ -45,32 +48,51 @@ def take(report: Path, folder: Path) -> list[Path]:
     return written
 
 
-def take_app(table: Path, folder: Path) -> list[Path]:
-    """Write the pictures of the app's pages on a table into a folder."""
-    written = [folder / "app-columns.png", folder / "app-check.png"]
-    with tempfile.TemporaryDirectory() as home, sync_playwright() as driver:
-        words = [sys.executable, "-m", "abps", "app", "--no-open", "--out", home]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+@contextlib.contextmanager
+def served(*words: str) -> Iterator[Page]:
+    """A page of a local server that was just started."""
+    with sync_playwright() as driver:
+        command = [sys.executable, "-m", "abps", *words, "--no-open"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             page = browser.new_page(viewport={"width": 900, "height": 760})
             page.goto(server.stdout.readline().split()[1])
-            page.set_input_files("#file", table)
-            for path, button in zip(written, ("Read the table", "Check the table"), strict=True):
-                page.click(f"button:has-text('{button}')")
-                page.wait_for_selector("nav")
-                page.screenshot(path=str(path))
+            yield page
             browser.close()
             server.terminate()
+
+
+def take_app(table: Path, folder: Path) -> list[Path]:
+    """Write the pictures of the app's pages on a table into a folder."""
+    written = [folder / "app-columns.png", folder / "app-check.png"]
+    with tempfile.TemporaryDirectory() as home, served("app", "--out", home) as page:
+        page.set_input_files("#file", table)
+        for path, button in zip(written, ("Read the table", "Check the table"), strict=True):
+            page.click(f"button:has-text('{button}')")
+            page.wait_for_selector("nav")
+            page.screenshot(path=str(path))
+    return written
+
+
+def take_console(kit: Path, folder: Path) -> list[Path]:
+    """Write the pictures of a hospital's console into a folder: the proposal, and where the study stands."""
+    written = [folder / "console-proposal.png", folder / "console-status.png"]
+    with served("site", "console", str(kit)) as page:
+        page.click("text=Read and decide")
+        page.screenshot(path=str(written[0]))
+        page.click("text=Where the study stands")
+        page.screenshot(path=str(written[1]))
     return written
 
 
 def main() -> None:
-    """Take the pictures of the report, or of the app on the table, that is named."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        sys.exit("usage: python tools/screenshots.py STUDY/report.html|TABLE.csv")
+    """Take the pictures of what is named: a report, the app on a table, the console of a kit."""
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).exists():
+        sys.exit("usage: python tools/screenshots.py STUDY/report.html|TABLE.csv|KIT")
     folder, given = Path(__file__).resolve().parents[1] / "docs" / "images", Path(sys.argv[1])
-    for path in (take if given.suffix == ".html" else take_app)(given, folder):
+    how = take_console if given.is_dir() else take if given.suffix == ".html" else take_app
+    for path in how(given, folder):
         size = path.stat().st_size
         print(f"{path}: {size:,} bytes")
         if size > MOST:

@@ -50,5 +50,5 @@ def serve(tmp_path):
     yield begin
     for server in started:
         server.process.terminate()
-        server.process.wait(30)
+        server.process.wait(120)
         server.process.stdout.close()

@@ -4,6 +4,7 @@ same signed journal; what runs, what it sent, and the way out."""
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.sitefile import Policy
+from abps.sites.node.explain import read_bundle
 
 from .network import LINEAR
 from .processes import LONG, Processes
@@ -98,7 +100,7 @@ def console(four, tmp_path_factory, browser):
             processes.stop()
             context.close()
             served.terminate()
-            served.wait(30)
+            served.wait(120)
             served.stdout.close()
 
 
@@ -157,7 +159,9 @@ def test_from_a_proposal_through_the_job_to_its_log(console, four):
     assert first.facts["reason"] == "read by the committee"
 
     console.until("/studies/icu/status", "rounds finished")
-    page.wait_for_selector("text=8 / 8", timeout=LONG * 1000)  # the page follows the job by itself
+    page.wait_for_function(
+        "document.querySelector('.facts b').innerText == '8'", timeout=LONG * 1000
+    )  # the page follows the job by itself
     operator.join(LONG)
     assert operator.outcome.status == "FINISHED:COMPLETED", operator.outcome
     text = console.until("/studies/icu/status", "the last job ended")
@@ -221,6 +225,28 @@ def test_a_hospital_withdraws_from_a_running_job(console, four):
         store.close()
     assert "withdrawn here by Dr. Cy Example" in console.go("/studies/long/log?search=withdrawn")
     assert "in order" in console.page.inner_text("main")
+
+
+@pytest.mark.slow
+def test_a_failure_bundle_is_read_and_released(console, tmp_path):
+    text = console.go("/failure")
+    shown = json.loads(console.page.inner_text("pre"))
+    assert shown["site"] == console.name and str(console.processes.folder) not in text  # no path
+    console.accessible()
+    console.page.fill("#by", "Dr. Ada Example")
+    console.page.evaluate("document.querySelector('[name=digest]').value = 'of another bundle'")
+    console.page.press("button:has-text('Release')", "Enter")
+    console.page.wait_for_selector("text=another one than you have read")
+    console.go("/failure")
+    console.page.fill("#by", "Dr. Ada Example")
+    with console.page.expect_download() as saved:
+        console.page.press("button:has-text('Release')", "Enter")
+    path = tmp_path / "bundle.json"
+    saved.value.save_as(path)
+    kit = console.processes.network.sites[console.name]
+    assert read_bundle(path, read_root(kit))["site"] == console.name  # as the operator reads it
+    line = console.own.journal(kit).lines()[-1]
+    assert (line.what, line.facts["by"]) == ("released", "Dr. Ada Example")
 
 
 @pytest.mark.slow

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from anyio import to_thread
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from abps import files
 from abps.app import studies
 from abps.app.jobs import Job, JobState, command_words, last_sentence, run_now
-from abps.app.pages import WORDS, checked_form, finished_page, go, page
-from abps.app.studies import DEPTHS, LISTS, ROLES, AppStudy
+from abps.app.pages import WORDS, checked_form, finished_page, go, page, saved_file
+from abps.app.studies import DEPTHS, LISTS, OUTCOMES, ROLES, TEXTS, AppStudy
 from abps.core.errors import RequestError
-
-#: Bytes of an upload that are in memory at a time.
-CHUNK = 1 << 20
 
 #: What a hospital may take of its model, by the file in its folder.
 TAKE_HOME = ("card.html", "card.md", "model.onnx", "model.json", "codebook.json", "weights.safetensors")
@@ -45,20 +41,17 @@ def _study(request: Request) -> AppStudy:
     return study
 
 
-async def _upload(form: FormData, target: Path) -> None:
-    """Store an uploaded file, piece by piece."""
-    file = form.get("file")
-    assert isinstance(file, UploadFile)
-    with target.open("wb") as stream:
-        while piece := await file.read(CHUNK):
-            stream.write(piece)
-
-
-def _uploaded_name(form: FormData) -> str:
+def _uploaded(form: FormData) -> tuple[str, BinaryIO]:
+    """The name of a file as the browser gave it, and the file, which lies on disk."""
     file = form.get("file")
     if not isinstance(file, UploadFile) or not file.filename:
         raise RequestError(WORDS["error"]["no_file"])
-    return file.filename
+    return file.filename, file.file
+
+
+async def _copy(file: BinaryIO, target: Path) -> None:
+    with target.open("wb") as stream:
+        await to_thread.run_sync(shutil.copyfileobj, file, stream)
 
 
 async def home(request: Request) -> Response:
@@ -69,12 +62,12 @@ async def home(request: Request) -> Response:
 async def create(request: Request) -> Response:
     """A table was chosen or dropped."""
     form = await checked_form(request)
-    study = studies.new_study(_home(request), _uploaded_name(form))
+    name, file = _uploaded(form)
+    study = studies.new_study(_home(request), name)
     try:
-        await _upload(form, study.folder / study.choices.file)
-        words = [sys.executable, "-m", "abps.app.table_preview", study.choices.file]
+        await _copy(file, study.folder / study.choices.file)
         found = await to_thread.run_sync(
-            lambda: subprocess.run(words, cwd=study.folder, capture_output=True, text=True, encoding="utf-8")
+            run_now, [study.choices.file], study.folder, "abps.app.table_preview"
         )
         if found.returncode:
             raise RequestError(last_sentence(found.stderr).replace(study.choices.file, study.choices.title))
@@ -96,7 +89,7 @@ def _columns(request: Request, study: AppStudy, sentence: str = "") -> Response:
     """sentence: what is wrong with the columns that were chosen."""
     return page(
         request, "columns.html", 422 if sentence else 200, study=study, choices=study.choices,
-        preview=study.read("preview.json"), roles=ROLES, outcomes=studies.OUTCOMES, sentence=sentence,
+        preview=study.read("preview.json"), roles=ROLES, outcomes=OUTCOMES, sentence=sentence,
         command=command_words(study.check_command()),
     )  # fmt: skip
 
@@ -105,17 +98,12 @@ async def choose_columns(request: Request) -> Response:
     """Columns were named: check the table with them."""
     study, form = _study(request), await checked_form(request)
     known = study.read("preview.json")["columns"]
-    chosen = {role: str(form.get(role, "")) for role in ROLES}
-    drop, keep = (tuple(str(c) for c in form.getlist(name) if c in known) for name in LISTS)
-    named = {role: column for role, column in chosen.items() if column in known}
-    positive, outcome = (str(form.get(name, "")) for name in studies.TEXTS)
-    if outcome not in studies.OUTCOMES:
-        raise RequestError(f"outcome {outcome}: choose binary, survival, classes or continuous")
-    study.choose(
-        studies.replace(
-            study.choices, columns=named, positive=positive, outcome=outcome, drop=drop, keep=keep
-        )
-    )
+    chosen: dict[str, Any] = {name: str(form.get(name, "")) for name in TEXTS}
+    if chosen["outcome"] not in OUTCOMES:
+        raise RequestError(f"outcome {chosen['outcome']}: choose one of {', '.join(OUTCOMES[1:])}")
+    chosen |= {name: tuple(str(c) for c in form.getlist(name) if c in known) for name in LISTS}
+    chosen["columns"] = {role: str(form[role]) for role in ROLES if form.get(role) in known}
+    study.choose(studies.replace(study.choices, **chosen))
     return await _checked(request, study)
 
 
@@ -211,12 +199,6 @@ def _depth(arguments: list[str]) -> str:
     return next(d for d, seeds in DEPTHS.items() if arguments[arguments.index("--seeds") + 1] == seeds)
 
 
-async def progress(request: Request) -> Response:
-    """Where both jobs of a study stand, for the page to follow."""
-    study = _study(request)
-    return JSONResponse({"compare": progress_of(study.compare), "fit": progress_of(study.fit)})
-
-
 async def report(request: Request) -> Response:
     """The report, as the command wrote it."""
     return finished_page(_study(request).folder / "study" / "report.html")
@@ -224,10 +206,7 @@ async def report(request: Request) -> Response:
 
 async def study_file(request: Request) -> Response:
     """The study as a file that ``abps compare --config`` reads."""
-    path = _study(request).folder / "study" / "study.toml"
-    if not path.is_file():
-        raise HTTPException(404, WORDS["error"]["absent"])
-    return FileResponse(path, filename="study.toml")
+    return saved_file(_study(request).folder / "study" / "study.toml", "study.toml")
 
 
 async def fit_models(request: Request) -> Response:
@@ -243,7 +222,7 @@ async def fit_models(request: Request) -> Response:
     return go(f"/studies/{study.name}/run#model")
 
 
-def _model(request: Request, study: AppStudy, hospital: str) -> Path:
+def _model(study: AppStudy, hospital: str) -> Path:
     folder = study.models().get(hospital)
     if folder is None:
         raise HTTPException(404, WORDS["error"]["absent"])
@@ -254,7 +233,7 @@ async def model(request: Request) -> Response:
     """One hospital's model: what to take, and probabilities for further patients."""
     study = _study(request)
     hospital = request.query_params.get("hospital", "")
-    folder = _model(request, study, hospital)
+    folder = _model(study, hospital)
     return page(
         request, "model.html", study=study, choices=study.choices, hospital=hospital,
         take=[name for name in TAKE_HOME if (folder / name).is_file()],
@@ -264,28 +243,21 @@ async def model(request: Request) -> Response:
 
 async def take(request: Request) -> Response:
     """A file of a hospital's model; a card opens, others are saved."""
-    study = _study(request)
-    folder, name = (
-        _model(request, study, request.query_params.get("hospital", "")),
-        request.path_params["file"],
-    )
-    if name not in TAKE_HOME or not (folder / name).is_file():
+    folder = _model(_study(request), request.query_params.get("hospital", ""))
+    name = request.path_params["file"]
+    if name not in TAKE_HOME:
         raise HTTPException(404, WORDS["error"]["absent"])
-    if name == "card.html":
-        return finished_page(folder / name)
-    return FileResponse(folder / name, filename=f"{folder.name}-{name}")
+    card = name == "card.html"
+    return finished_page(folder / name) if card else saved_file(folder / name, f"{folder.name}-{name}")
 
 
 async def predict(request: Request) -> Response:
     """Probabilities for the rows of a second file, as CSV."""
     study, form = _study(request), await checked_form(request)
-    folder = _model(request, study, str(form.get("hospital", "")))
-    given = _uploaded_name(form)
-    suffix = Path(given).suffix.lower()
-    if suffix not in studies.SUFFIXES:
-        raise RequestError(f"{given}: choose a table, a file that ends in {', '.join(studies.SUFFIXES)}")
-    new, out = study.folder / f"new{suffix}", study.folder / "probabilities.csv"
-    await _upload(form, new)
+    folder = _model(study, str(form.get("hospital", "")))
+    given, file = _uploaded(form)
+    new, out = study.folder / f"new{studies.table_suffix(given)}", study.folder / "probabilities.csv"
+    await _copy(file, new)
     words = ["predict", "--model", f"models/{folder.name}", "--data", new.name, "--out", out.name]
     if form.get("anyway"):
         words.append("--anyway")
@@ -319,7 +291,6 @@ def routes() -> list[BaseRoute]:
         Route(f"{base}/run", run),
         Route(f"{base}/run", start, methods=["POST"]),
         Route(f"{base}/stop", stop, methods=["POST"]),
-        Route(f"{base}/progress", progress),
         Route(f"{base}/report", report),
         Route(f"{base}/study.toml", study_file),
         Route(f"{base}/fit", fit_models, methods=["POST"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from anyio import to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from abps.app.jobs import command_words, last_sentence, run_now
@@ -29,6 +30,7 @@ from abps.sites.consent.kit import read_certificate, read_kit
 from abps.sites.consent.preflight import Check
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node import status as account
+from abps.sites.node.explain import release_bundle
 from abps.sites.store import audit
 from abps.sites.store.store import Store
 
@@ -198,11 +200,41 @@ def log(request: Request) -> Response:
     )  # fmt: skip
 
 
+def _bundle(request: Request) -> Path:
+    return read_kit(_kit(request)).local / "failure.json"
+
+
+def failure(request: Request) -> Response:
+    """The failure bundle: what an operator needs to help, to be read before anybody releases it."""
+    path = _bundle(request)
+    found = _run(request, "explain", "--out", str(path))
+    return page(
+        request, "console_failure.html", bundle=json.dumps(found, indent=1),
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        command=_command(request, "explain", "--release", str(path), "--by", "YOUR NAME"),
+    )  # fmt: skip
+
+
+async def release(request: Request) -> Response:
+    """Sign the bundle that was read, record who released it, and give it out as a file."""
+    form, path = await checked_form(request), _bundle(request)
+
+    def released() -> None:
+        if hashlib.sha256(path.read_bytes()).hexdigest() != form.get("digest"):
+            raise RequestError(WORDS["console"]["another_bundle"])
+        release_bundle(_kit(request), path, str(form.get("by", "")))
+
+    await to_thread.run_sync(released)
+    return FileResponse(path, filename=f"{_own(request).site}-failure.json")
+
+
 def routes() -> list[BaseRoute]:
     """Every page of the console."""
     return [
         Route("/", overview),
         Route("/ready", ready),
+        Route("/failure", failure),
+        Route("/failure", release, methods=["POST"]),
         Route("/proposals/{digest}", proposal),
         Route("/decide", decide, methods=["POST"]),
         Route("/studies/{study}/preview", preview),

@@ -42,9 +42,9 @@ def command_words(arguments: Sequence[str]) -> str:
     return shlex.join(["abps", *arguments])
 
 
-def run_now(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run_now(arguments: Sequence[str], folder: Path, module: str = "abps") -> subprocess.CompletedProcess[str]:
     """Run a short command to its end, in a folder."""
-    words = [sys.executable, "-m", "abps", *arguments]
+    words = [sys.executable, "-m", module, *arguments]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, encoding="utf-8")
 
 

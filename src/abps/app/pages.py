@@ -55,6 +55,13 @@ def finished_page(path: Path) -> Response:
     return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
 
 
+def saved_file(path: Path, name: str) -> Response:
+    """A file that the browser saves."""
+    if not path.is_file():
+        raise HTTPException(404, WORDS["error"]["absent"])
+    return FileResponse(path, filename=name)
+
+
 def make_app(session: BrowserSession, title: str, routes: list[BaseRoute], **state: Any) -> Starlette:
     """An application behind the guard. state: what its pages need, as attributes of ``app.state``."""
     style = resources.files("abps.report").joinpath("templates", "page.css").read_text(encoding="utf-8")

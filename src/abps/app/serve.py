@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import webbrowser
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -33,10 +32,3 @@ def serve(title: str, routes: list[BaseRoute], port: int, show: bool, **state: A
         webbrowser.open(session.address)
     config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
     uvicorn.Server(config).run(sockets=[listener])
-
-
-def private_folder(path: Path) -> Path:
-    """A folder that only its owner can read."""
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
-    return path

@@ -65,17 +65,16 @@ class Choices:
             raise RequestError(f"{option}: not a correction")
         return replace(self, columns={**self.columns, option: column})
 
+    def options(self) -> dict[str, str | list[str]]:
+        """What every command that reads the table is told of its columns."""
+        lists = {name: list(getattr(self, name)) for name in LISTS}
+        found = {**self.columns, **lists, **{name: getattr(self, name) for name in TEXTS}}
+        return {name: value for name, value in found.items() if value}
+
     def flags(self) -> list[str]:
-        """The options of every command that reads the table."""
-        words = [
-            word for role in ROLES if self.columns.get(role) for word in (f"--{role}", self.columns[role])
-        ]
-        for name in LISTS:
-            if getattr(self, name):
-                words += [f"--{name}", ",".join(getattr(self, name))]
-        return words + [
-            w for name in TEXTS if getattr(self, name) for w in (f"--{name}", getattr(self, name))
-        ]
+        """The same as words of a command."""
+        given = {name: v if isinstance(v, str) else ",".join(v) for name, v in self.options().items()}
+        return [word for name, value in given.items() for word in (f"--{name}", value)]
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,9 @@ class AppStudy:
 
     def study_file(self, depth: str) -> str:
         """The comparison as a file that ``abps compare --config`` reads."""
-        choices = self.choices
-        lists = {name: list(getattr(choices, name)) for name in LISTS}
-        words = {name: getattr(choices, name) for name in TEXTS}
-        asked = {"data": [choices.file], **choices.columns, **lists, **words, "methods": METHODS.split(",")}
         seeds = [int(seed) for seed in DEPTHS[depth].split(",")]
-        return as_toml({name: value for name, value in asked.items() if value} | {"seeds": seeds})
+        how = {"methods": METHODS.split(","), "seeds": seeds}
+        return as_toml({"data": [self.choices.file], **self.choices.options(), **how})
 
     def fit_command(self, method: str) -> list[str]:
         """The models of all hospitals."""
@@ -159,17 +155,21 @@ class AppStudy:
         return found
 
 
+def table_suffix(name: str) -> str:
+    """How the name of a table ends; other files are refused."""
+    suffix = Path(name).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise RequestError(f"{name}: choose a table, a file that ends in {', '.join(SUFFIXES)}")
+    return suffix
+
+
 def new_study(home: Path, file_name: str) -> AppStudy:
     """A folder for a table that will be put into it.
 
     file_name: as the browser gave it; only its letters and its known ending are used, never its path.
     """
     base = re.split(r"[\\/]", file_name)[-1]
-    suffix = Path(base).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise RequestError(
-            f"{base or 'this file'}: choose a table, a file that ends in {', '.join(SUFFIXES)}"
-        )
+    suffix = table_suffix(base)
     stem = re.sub(r"[^a-z0-9]+", "-", Path(base).stem.lower()).strip("-")[:40] or "table"
     folder = home / f"{stem}-{secrets.token_hex(3)}"
     folder.mkdir(parents=True, mode=0o700)

@@ -24,6 +24,9 @@ SHOWN, LETTERS = 8, 40
 #: A date, in any of the usual orders.
 _DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b")
 
+#: What dates of birth are called.
+_BIRTH = re.compile("birth|geburt|naiss|nacim|nascit|dob")
+
 #: Values up to which a column may name hospitals.
 MOST_CENTERS = 2000
 
@@ -42,7 +45,7 @@ def preview(path: Path) -> dict[str, Any]:
     few = {name: frame[name].drop_nulls().n_unique() for name in frame.columns}
     return {
         "rows": frame.height, "columns": frame.columns, "head": cells,
-        "roles": guess(frame, few), "values": few, "late": [n for n in frame.columns if is_late(n)],
+        "roles": guess(frame, few), "late": [n for n in frame.columns if is_late(n)],
     }  # fmt: skip
 
 
@@ -53,7 +56,7 @@ def is_late(name: str) -> bool:
 
 def _is_admission(column: pl.Series) -> bool:
     """Whether a column holds dates, and not those of births or of the end."""
-    if not is_called(column.name, "date") or is_late(column.name) or is_called(column.name, "age"):
+    if not is_called(column.name, "date") or is_late(column.name) or _BIRTH.search(column.name.lower()):
         return False
     known = column.drop_nulls().head(200)
     return column.dtype.is_temporal() or (len(known) > 0 and all(_DATE.match(str(v)) for v in known))

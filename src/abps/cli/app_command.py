@@ -35,6 +35,8 @@ def app(
     """
     need_pages()
     from abps.app.analyst import routes
-    from abps.app.serve import private_folder, serve
+    from abps.app.serve import serve
 
-    serve("abps", routes(), port, show, home=private_folder(out).resolve())
+    out.mkdir(parents=True, exist_ok=True)
+    out.chmod(0o700)  # tables of patients: for their owner alone
+    serve("abps", routes(), port, show, home=out.resolve())
