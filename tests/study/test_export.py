@@ -31,6 +31,13 @@ def test_mlflow_has_every_run_with_settings_rounds_and_scores(study, tmp_path, m
         assert there.info.status == "FINISHED"
 
 
+def test_a_place_that_mlflow_refuses_gets_one_sentence(study, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(abps.RequestError, match="give uri= of a tracking server"):
+        study.to_mlflow("hospitals", "nonsense://nowhere")
+
+
 def test_tensorboard_has_every_round(study, tmp_path):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     places = study.to_tensorboard(tmp_path)

@@ -24,9 +24,16 @@ class Timid(FedAvg):
         after = super().receive(context, state, trained, down, t)
         return type(after)((trained.models + after.models) / 2)
 
+def made():
+    @dataclass(frozen=True)
+    class Inner(FedAvg):
+        """A class of a function, which is known by its code as well."""
+
+    return Inner()
+
 federation = abps.load("icu-synthetic:centers=6,stays=900")
 how = dict(rounds=2, folds=1, references=False)
-methods = {"timid": Timid(), "local": "local"}
+methods = {"timid": Timid(), "inner": made()}
 one = abps.compare(federation, methods, [1, 2], **how)
 two = abps.compare(federation, methods, [1, 2], sys.argv[1], jobs=2, **how)
 assert not two.absent, two.absent
@@ -59,7 +66,7 @@ def test_code_without_a_file_is_known_by_what_it_does():
 
 
 def test_own_metrics_stand_in_the_frame_and_several_federations_beside_each_other():
-    two = [abps.load(f"icu-synthetic:centers=6,stays=900,seed={k}") for k in (1, 2)]
+    two = {f"draw {k}": abps.load(f"icu-synthetic:centers=6,stays=900,seed={k}") for k in (1, 2)}
     study = abps.compare(
         two,
         ["fedavg"],
@@ -71,7 +78,7 @@ def test_own_metrics_stand_in_the_frame_and_several_federations_beside_each_othe
         metrics={"ours": roc_auc_or_nan, "brier again": brier_score_loss},
     )
     frame = study.frame()
-    assert frame["data"].n_unique() == 2 and "linear" in frame["settings"][0]
+    assert set(frame["data"]) == set(two) and "linear" in frame["settings"][0]
     known = frame.filter(frame["ours"].is_not_null() & frame["auroc"].is_not_null())
     assert known.height > 6 and np.allclose(known["ours"], known["auroc"])
     assert np.allclose(frame["brier again"], frame["brier"], atol=1e-6)
@@ -79,3 +86,18 @@ def test_own_metrics_stand_in_the_frame_and_several_federations_beside_each_othe
 
 def roc_auc_or_nan(y, probability):
     return roc_auc_score(y, probability) if len(set(y.tolist())) > 1 else float("nan")
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "says"),
+    [
+        ("stays.csv", {}, "make one with abps.federation"),
+        ([np.zeros(3)], {}, "make one with abps.federation"),
+        (None, {"folds": 2}, "folds=2: choose 1"),
+    ],
+)
+def test_wrong_comparisons_are_one_sentence_before_anything_runs(tmp_path, given, options, says):
+    given = abps.load("icu-synthetic:centers=6,stays=900") if given is None else given
+    with pytest.raises(abps.RequestError, match=says):
+        abps.compare(given, ["fedavg"], [1], tmp_path / "study", jobs=2, rounds=1, **options)
+    assert not (tmp_path / "study").exists()

@@ -167,7 +167,7 @@ def compare(
     """
     if isinstance(federation, Mapping):
         federation = [replace(each, name=name) for name, each in federation.items()]
-    federations = (federation,) if isinstance(federation, Federation) else tuple(federation)
+    federations = (federation,) if isinstance(federation, Federation | str) else tuple(federation)
     for each in federations:
         if not isinstance(each, Federation):
             raise RequestError(f"{each!r:.60}: no federation; make one with abps.federation or abps.load")

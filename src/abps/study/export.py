@@ -16,15 +16,23 @@ from abps.engine.result import Run
 def to_mlflow(runs: Iterable[tuple[str, Run]], experiment: str, uri: str | None = None) -> list[str]:
     """Write every run, with its label, as a run of an MLflow experiment; returns their ids.
 
-    uri: of the tracking server; default: MLflow's own setting.
+    uri: of the tracking server; default: MLflow's own setting. The extra has MLflow's client alone; to write
+    into a file of your own without a server, install the package mlflow.
     """
     try:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param, RunTag
+        from mlflow.exceptions import MlflowException
     except ImportError as error:
         raise RequestError("records for MLflow need its package; install abps[mlflow]") from error
-    client = MlflowClient(uri)
-    found = client.get_experiment_by_name(experiment)
+    try:
+        client = MlflowClient(uri)
+        found = client.get_experiment_by_name(experiment)
+    except (MlflowException, ImportError) as error:
+        raise RequestError(
+            f"MLflow cannot write to {uri or 'its own setting'} ({str(error).partition('. ')[0]}); give uri= "
+            "of a tracking server, or install the package mlflow and give uri='sqlite:///mlflow.db'"
+        ) from error
     number = client.create_experiment(experiment) if found is None else found.experiment_id
     ids = []
     for label, run in runs:

@@ -18,7 +18,7 @@ from abps.data.federation import Federation, groups_of, with_only
 from abps.data.roles import Roles
 from abps.data.table import load
 from abps.engine.attacks import parse as parse_attack
-from abps.engine.crossvalidation import FOLDS
+from abps.engine.crossvalidation import FEWEST_FOLDS, FOLDS
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, REFERENCES, find
 from abps.methods.settings import configure, describe, names
@@ -256,7 +256,7 @@ def identity(
         more["source"] = source or source_of(kind)
     return more | {
         "method": method,
-        "kind": f"{kind.__module__}.{kind.__qualname__}",
+        "kind": f"{kind.__module__}.{kind.__name__}",  # in other processes a class stands in no function
         "config": describe(config),
         "data": fingerprint,
         "seed": seed,
@@ -287,6 +287,8 @@ def folds_of(request: Request, words: Sequence[str]) -> int | None:
 
     Unless the request says it: five. The paper's table and attacks keep one split.
     """
+    if request.folds is not None and request.folds != 1 and request.folds < FEWEST_FOLDS:
+        raise RequestError(f"folds={request.folds}: choose 1 (one split) or at least {FEWEST_FOLDS}")
     if request.folds is not None:
         return None if request.folds == 1 else request.folds
     return None if "paper" in words or request.attack is not None else FOLDS
