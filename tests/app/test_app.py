@@ -268,9 +268,10 @@ def test_from_a_dirty_german_table_to_probabilities(serve, browser, tmp_path, sc
 
 @pytest.mark.slow
 def test_a_study_is_cancelled_resumed_and_survives_a_killed_server(serve, browser, tmp_path):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     table = clean_table(tmp_path / "stays.csv")
     server = serve()
-    page = browser.new_page()
+    page = browser.new_context(color_scheme="light", bypass_csp=True).new_page()
     page.goto(server.address)
     page.set_input_files("#file", table)
     page.click("button:has-text('Read the table')")
@@ -282,6 +283,7 @@ def test_a_study_is_cancelled_resumed_and_survives_a_killed_server(serve, browse
     page.wait_for_url("**/run")
     page.click("button:has-text('Stop')")
     page.wait_for_selector("text=It is stopped")
+    accessible(page, axe)
     (study,) = server.home.glob("*/compare.log")
     assert not [
         p for p in psutil.process_iter(["cmdline"]) if str(study.parent) in " ".join(p.info["cmdline"] or [])
@@ -292,16 +294,20 @@ def test_a_study_is_cancelled_resumed_and_survives_a_killed_server(serve, browse
     server.process.wait()
     again = serve()
     page.goto(again.address)
+    accessible(page, axe)
     page.click("a:has-text('stays.csv')")
     page.wait_for_selector("text=The report is ready", timeout=300_000)
     assert study.read_text().count("$ abps compare") == 2  # the second went on by itself after the kill
+    with page.context.expect_page() as opened:
+        page.click("text=Read the report")
+    assert "AUROC" in opened.value.inner_text("body")
     page.goto(again.base)
     page.click("summary:has-text('Delete')")
     assert list(again.home.glob("*"))  # asked once more
     page.click("button:has-text('Yes, delete')")
     page.wait_for_selector("text=No study yet")
     assert not list(again.home.glob("*"))
-    page.close()
+    page.context.close()
 
 
 def test_a_page_of_yesterday_cannot_start_a_command_of_its_own(serve, tmp_path):
