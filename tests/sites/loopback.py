@@ -88,8 +88,8 @@ class LoopbackNetwork:
 def answer(site: Site, command: Command, arguments: Sequence[Any]) -> Any:
     """What a site answers the scheduler; long work is done at once here."""
     if command is Command.PING:
-        return SiteState.READY if len(site.context.roster) > 1 else SiteState.OPEN
-    if command in (Command.WAKE, Command.REVOKED):
+        return SiteState.READY if len(site.context.roster) > 1 else SiteState.NEW
+    if command is Command.REVOKED:
         return True
     if command is Command.START:
         work, *rest = arguments

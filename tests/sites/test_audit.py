@@ -23,6 +23,7 @@ from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Command, Timeouts
 from abps.sites.store import audit
+from abps.sites.store.file import content_digest
 from abps.sites.store.rows import EntryKind, LogEntry, link
 from abps.sites.store.store import Store
 from abps.wire.messages import HeadMessage, pack_head, pack_upload
@@ -142,9 +143,84 @@ def test_who_has_the_key_too_is_found_by_partners(four, keys, stores):
         for _ in range(30):
             store.log(LogEntry("now", 2, "site-9", True, EntryKind.UPLOAD, 16, "nothing to see"))
         audit.sign_head(store, 2, keys[name])
-    assert looked(stores, name, keys[name]).faults == ()
+    assert not any("head" in fault for fault in looked(stores, name, keys[name]).faults)
     found = looked(stores, name, keys[name], held_by_others(four, stores, name))
     assert found.faults and "a partner holds" in found.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("UPDATE round SET validation = 0.99 WHERE number = 1", "round 1"),
+        ("UPDATE round SET partners = '[]' WHERE number = 2", "round 2"),
+        ("DELETE FROM round WHERE number = 2", "round 2"),
+        ("INSERT INTO round VALUES (9, '[]', '', 0.5)", "round 9"),
+        ("UPDATE fact SET value = '{\"spent\": 0}' WHERE key = 'privacy'", "privacy"),
+        ("DELETE FROM fact WHERE key = 'privacy'", "privacy"),
+        ("UPDATE fact SET value = 'another' WHERE key = 'table'", "table"),
+        ("UPDATE broadcast SET content = x'00' WHERE round = 1", "model"),
+    ],
+)
+def test_scores_rounds_and_the_privacy_account_are_under_the_signed_log(four, keys, stores, change, what):
+    """Edited with sqlite, and the store's own digest computed anew: once `verify` passed."""
+    name = four.names[0]
+    path = stores / f"{name}.sqlite"
+    with closing(Store.look(path)) as store:
+        agreement = store.facts()["agreement"]
+    with closing(Store.open(path, name, agreement)) as store:
+        store.keep(privacy='{"spent": 4.7}')
+        store.refused("eve", "wrong round", "round 9")
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(change)
+        db.execute("UPDATE fact SET value = ? WHERE key = 'digest'", (content_digest(db),))
+        db.commit()
+    found = looked(stores, name, keys[name])
+    assert [fault for fault in found.faults if fault.startswith(what)] == list(found.faults) != []
+
+
+@pytest.mark.parametrize("change", ["UPDATE traffic SET bytes = 0", "DELETE FROM traffic"])
+def test_refusals_cannot_be_taken_out_of_the_log(four, keys, stores, change):
+    name = four.names[0]
+    path = stores / f"{name}.sqlite"
+    with closing(Store.look(path)) as store:
+        agreement = store.facts()["agreement"]
+    with closing(Store.open(path, name, agreement)) as store:
+        for _ in range(3):
+            store.refused("eve", "wrong round", "round 9")
+        assert store.refusals() == {("eve", "wrong round"): 3}
+    with closing(Store.open(path, name, agreement)) as store:
+        assert store.refusals() == {("eve", "wrong round"): 3}
+        audit.sign_head(store, 2, keys[name])
+    assert looked(stores, name, keys[name]).faults == ()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(f"{change} WHERE kind = 'refused'")
+    assert looked(stores, name, keys[name]).faults
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_site_whose_store_was_deleted_takes_no_part(four, keys, tmp_path, rounds):
+    """Its log, its refusals and its account of epsilon begin anew: partners know better. The only way back is
+    a backup that a person restores."""
+    name = four.names[2]
+    path = tmp_path / f"{name}.sqlite"
+    job(four, keys, tmp_path, rounds)
+    audit.backup(path, tmp_path / "backup")
+    for part in tmp_path.glob(f"{path.name}*"):
+        part.unlink()
+    exported = tmp_path / "heads.json"
+    for other in set(four.names) - {name}:
+        with closing(Store.look(tmp_path / f"{other}.sqlite")) as store:
+            if store.heads(name):
+                files.write_json(exported, audit.heads_json(store))
+    with pytest.raises(RequestError, match="is gone: a partner holds the head"):
+        audit.check_not_gone(path, name, keys[name], [exported])
+    audit.check_not_gone(path, name, keys[four.names[0]], [exported])  # whoever else's heads prove nothing
+    report, _ = job(four, keys, tmp_path, 1)
+    assert all("not the one that its partners know" in r.missing[name] for r in report.rounds)
+    path.unlink()
+    assert audit.restore(path, tmp_path / "backup", "Ada", keys[name]).faults == ()
+    report, _ = job(four, keys, tmp_path, 1)
+    assert name in report.rounds[0].present
 
 
 def test_what_others_make_up_about_a_log_counts_for_nothing(four, keys, stores):

@@ -13,8 +13,7 @@ from abps.data.prepare import prepare
 from abps.engine.simulate import simulate
 from abps.methods.coordinated import coordinators
 from abps.models import interactions
-from abps.sites.coordinator.job_report import StudyFinished
-from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.coordinator.scheduler import Scheduler, StudyFinished
 from abps.sites.protocol.commands import Command, Timeouts
 from abps.wire.messages import pack_broadcast, pack_upload
 from abps.wire.number_lists import Field, NumberList

@@ -51,7 +51,7 @@ class Looking(Relay):
 
     def ask(self, sites, what, *arguments, seconds):
         if what == "sum_masked":
-            self.taken.update({name: self.sites[name].sums.summand.copy() for name in sites})
+            self.taken.update({name: self.sites[name].exchanges.summand.copy() for name in sites})
         return super().ask(sites, what, *arguments, seconds=seconds)
 
 

@@ -92,54 +92,31 @@ def test_a_site_that_is_slow_within_the_grace_is_waited_for(six, tmp_path):
     close(other)
 
 
-class Leaving(LoopbackNetwork):
-    """One site is gone from a round on, and is back some rounds later with what its store knows."""
-
-    def __init__(self, name, away, back, reopen) -> None:
-        super().__init__()
-        self.name, self.away, self.back, self.reopen = name, away, back, reopen
-        self.woken = False
-        self.told: list[str] = []
-
-    def ask(self, sites, what, *arguments, seconds):
-        if what == "start" and arguments[0] == "contribute":
-            if arguments[1] == self.away and self.name in self.sites:
-                self.sites.pop(self.name).store.close()
-            if arguments[1] == self.back and self.name not in self.sites:
-                self.reopen()
-                self.woken = False
-        if what in ("ping", "wake") and self.name in sites and self.name in self.sites and not self.woken:
-            rest = [name for name in sites if name != self.name]
-            said, failed = super().ask(rest, what, *arguments, seconds=seconds)
-            self.woken = what == "wake" or len(self.sites[self.name].context.roster) > 1
-            self.told.append(what)
-            return said | {self.name: SiteState.NEW if what == "ping" else True}, failed
-        return super().ask(sites, what, *arguments, seconds=seconds)
-
-
-def test_a_site_that_returns_inside_a_job_joins_a_later_round(six, tmp_path):
+def test_a_site_that_was_gone_is_back_in_the_next_job(six, tmp_path):
+    """It missed exchanges, asks other members for their results, and takes part again; so does a newcomer."""
     agreement, gone = six.agreement("abps-plus", rounds=7, **LINEAR), six.names[3]
-    network = Leaving(gone, 3, 4, lambda: open_site(six, gone, agreement, tmp_path, network))
-    opened(six, agreement, tmp_path, network)
-    report = Scheduler(network, agreement, 7, QUICK).run(six.names)
-    there = [r.round for r in report.rounds if gone in r.partners]
-    assert there == [1, 2, 6, 7] and network.told == ["ping", "wake"]
-    assert report.rounds[4].missing == {gone: "it is back and opens its table"}
+    network = opened(six, agreement, tmp_path, LoopbackNetwork())
+    Scheduler(network, agreement, 2, QUICK).run(six.names)
+    network.sites.pop(gone).store.close()
+    report = Scheduler(network, agreement, 2, QUICK).run(six.names)
+    assert report.left_out == {gone: "it does not answer"} and report.first == 3
+    open_site(six, gone, agreement, tmp_path, network)
+    report = Scheduler(network, agreement, 3, QUICK).run(six.names)
+    assert report.first == 5 and not report.left_out and all(gone in r.present for r in report.rounds)
     stores = {name: site.store for name, site in network.sites.items()}
-    assert [r.number for r in stores[gone].rounds()] == there
+    assert [r.number for r in stores[gone].rounds()] == [1, 2, 5, 6, 7]
     assert len({str(store.broadcasts()) for store in stores.values()}) == 1
     close(network)
 
 
-def test_a_site_that_opens_late_joins_the_study(six, tmp_path):
-    """It was not there when the job began, and has no round behind it."""
-    agreement, last = six.agreement("abps-plus", rounds=4, **LINEAR), six.names[5]
-    network = Leaving(last, 0, 2, lambda: open_site(six, last, agreement, tmp_path, network))
-    for name in six.names[:5]:
-        open_site(six, name, agreement, tmp_path, network)
-    report = Scheduler(network, agreement, 4, QUICK).run(six.names)
-    assert [last in r.present for r in report.rounds] == [False, False, False, True]
-    assert report.left_out == {} and network.sites[last].store.round == 4
+def test_the_report_names_who_the_others_waited_for(six, tmp_path):
+    agreement, slow = six.agreement("abps-plus", rounds=2, **LINEAR), six.names[1]
+    network = opened(six, agreement, tmp_path, Late(slow, 1, 8.0))
+    said: list[str] = []
+    report = Scheduler(network, agreement, 2, QUICK, said.append).run(six.names)
+    assert list(report.rounds[0].late) == [slow] and 5 <= report.rounds[0].late[slow] <= 9
+    assert report.rounds[1].late == {} and any(f"for {slow}" in line for line in said)
+    assert report.rounds[1].scored == len(report.validation)
     close(network)
 
 
@@ -255,17 +232,17 @@ def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
 
 @pytest.mark.parametrize(("answer", "begins"), [(("a", "b", "c"), True), (("a",), True), ((), False)])
 def test_a_job_begins_without_sites_that_stand_still(monkeypatch, answer, begins):
-    """More than half are waited for; who is not there is asked no more, and the engine does not end the job:
-    those who were killed meanwhile set themselves up. The scheduler says how many have to be there."""
+    """More than half are waited for; who is not there is asked no more, and the engine does not end the job.
+    The scheduler says how many have to be there."""
     controller = pytest.importorskip("nvflare.collab.runtime.controller")
     from types import SimpleNamespace
 
-    from abps.sites.flare import returning
+    from abps.sites.flare import job_process
 
     monkeypatch.setattr(  # given back after the test
         controller.CollabController, "broadcast_and_wait", controller.CollabController.broadcast_and_wait
     )
-    returning.begin_without()
+    job_process.begin_without()
     made = object.__new__(controller.CollabController)
     names = ("a", "b", "c", "still")
     made.client_info, made.client_setup_status = dict.fromkeys(names), dict.fromkeys(names, False)
@@ -281,7 +258,7 @@ def test_a_job_begins_without_sites_that_stand_still(monkeypatch, answer, begins
 
     made.communicator = SimpleNamespace(broadcast_and_wait=broadcast_and_wait)
     made.broadcast_and_wait(SimpleNamespace(name="sync"), None, min_responses=4)
-    assert asked == [("sync", names, 3, returning.START_GRACE)]
+    assert asked == [("sync", names, 3, job_process.START_GRACE)]
     if not begins:
         assert made.client_info["c"] is None and made.client_info["still"] is None
         return
@@ -290,70 +267,25 @@ def test_a_job_begins_without_sites_that_stand_still(monkeypatch, answer, begins
     assert asked[1][1] == answer and all(made.client_setup_status.values())
 
 
-@pytest.mark.parametrize(
-    ("said", "given"),
-    [("Start the client app...", True), ("OK", True), ("NVFLARE_ERROR: no such app", False)],
-)
-def test_the_relay_knows_a_site_that_has_taken_its_job_again(caplog, said, given):
-    """The engine's word for "started" is not "OK"; a site that was given its job again stayed unknown."""
-    pytest.importorskip("nvflare")
-    from contextlib import nullcontext
-    from types import SimpleNamespace
-
-    from nvflare.apis.fl_constant import RunProcessKey
-
-    from abps.sites.flare import returning
-
-    back = SimpleNamespace(name="b", token="new")
-    members = {"a's": SimpleNamespace(name="a"), "old": SimpleNamespace(name="b")}
-    engine = SimpleNamespace(
-        run_processes={"job": {RunProcessKey.PARTICIPANTS: members}},
-        job_runner=SimpleNamespace(running_jobs={"job": SimpleNamespace(meta={})}),
-        new_context=lambda: nullcontext(None),
-        check_client_resources=lambda job, needs, context: {"b": (True, "token")},
-        start_client_job=lambda job, sites, context: [
-            SimpleNamespace(reply=SimpleNamespace(body=said if job.meta[returning.RETURNS] else ""))
-        ],
-    )
-    server = SimpleNamespace(engine=engine, client_manager=SimpleNamespace(name_to_clients={"b": back}))
-    returning._give_back(server, "b")
-    assert (members.get("new") is back and "old" not in members) == given
-    assert ("could not be given" in caplog.text) == (not given)
-
-
 @pytest.mark.parametrize(("code", "goes_on"), [(101, True), (104, True), (9, True), (102, True), (0, False)])
 def test_a_site_whose_process_fails_does_not_end_the_job_for_all(monkeypatch, caplog, code, goes_on):
-    """One site could end everybody's job by an error of its own. It is given its part again, some times."""
+    """One site could end everybody's job by an error of its own."""
     pytest.importorskip("nvflare")
     from types import SimpleNamespace
 
     from nvflare.private.defs import JobFailureMsgKey
     from nvflare.private.fed.server.fed_server import FederatedServer
 
-    from abps.sites.flare import returning
+    from abps.sites.flare import participant
 
-    judged, again = [], []
+    judged = []
     monkeypatch.setattr(
         FederatedServer, "process_job_failure", lambda self, request: judged.append(request.payload)
     )
-    monkeypatch.setattr(returning, "_once_more", lambda engine, job, name: again.append((job, name)))
-    monkeypatch.setattr(returning.threading, "Thread", _AtOnce)
-    returning.go_on()
-    server = SimpleNamespace(
-        engine=SimpleNamespace(run_processes={"job": {}}),
-        client_manager=SimpleNamespace(clients={"token": SimpleNamespace(name="b")}),
-    )
-    for _ in range(5):
-        told = {JobFailureMsgKey.JOB_ID: "job", JobFailureMsgKey.CODE: code}
-        request = SimpleNamespace(payload=told, get_header=lambda key: "token")
-        FederatedServer.process_job_failure(server, request)
-    assert {each[JobFailureMsgKey.CODE] for each in judged} == {0} and len(judged) == 5
-    assert again == [("job", "b")] * (returning.TRIES if goes_on else 0)
+    participant.go_on()
+    server = SimpleNamespace(client_manager=SimpleNamespace(clients={"token": SimpleNamespace(name="b")}))
+    sent = {JobFailureMsgKey.JOB_ID: "job", JobFailureMsgKey.CODE: code}
+    request = SimpleNamespace(payload=sent, get_header=lambda key: "token")
+    FederatedServer.process_job_failure(server, request)
+    assert judged == [{JobFailureMsgKey.JOB_ID: "job", JobFailureMsgKey.CODE: 0}]
     assert ("goes on without b" in caplog.text) == goes_on
-
-
-class _AtOnce:
-    """A thread that has run when it was started."""
-
-    def __init__(self, target, args, daemon):
-        self.start = lambda: target(*args)

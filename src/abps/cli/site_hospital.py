@@ -455,13 +455,16 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
     Example: abps site verify kits/north --study icu --partner south-export/heads.json
     """
 
-    own = own_file(kit)
+    own, signer = own_file(kit), read_signer(kit)
     journal = own.journal(kit)
     lines = len(journal.lines())
+    if study is not None:
+        audit.check_not_gone(own.store_of(study), own.site, signer, partner or [])
     store = study_store(kit, study)
     try:
-        heads = [head for path in partner or [] for head in audit.read_heads(path, store)]
-        found = audit.verify(store, read_signer(kit), heads)
+        agreement = store.facts()["agreement"]
+        heads = [head for path in partner or [] for head in audit.read_heads(path, own.site, agreement)]
+        found = audit.verify(store, signer, heads)
         found = replace(found, faults=(*found.faults, *approval.journal_faults(store, journal)))
     finally:
         store.close()
@@ -506,11 +509,13 @@ def restore(
     Example: abps site restore kits/north --study icu --from backups/2026-11-17 --by "Ada Example"
     """
 
-    path = own_file(kit).store_of(study)
+    own = own_file(kit)
+    path = own.store_of(study)
     found = audit.restore(path, source, by, read_signer(kit))
     store = study_store(kit, study)
     try:
-        known = [head.rows for p in partner or [] for head in audit.read_heads(p, store)]
+        agreement = store.facts()["agreement"]
+        known = [head.rows for p in partner or [] for head in audit.read_heads(p, own.site, agreement)]
     finally:
         store.close()
     lost = max(0, max(known, default=0) - (found.rows - 1))

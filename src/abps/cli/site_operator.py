@@ -203,8 +203,7 @@ def certify(
     request: Annotated[Path, typer.Argument(help="A member's request.")],
     kits: Kits,
     fingerprint: Annotated[
-        str,
-        typer.Option(help="Fingerprint that the member read out; needed without its old key."),
+        str, typer.Option(help="Fingerprint that the member read out; needed without its old key.")
     ] = "",
     as_json: options.Json = False,
 ) -> None:

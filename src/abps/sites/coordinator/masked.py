@@ -26,37 +26,20 @@ class MaskedRelay:
         """context: what the sums are for; they fit no other."""
         self._line, self._timeouts, self._context = line, timeouts, context
         self.roster = tuple(roster)
-        self._ready: frozenset[str] = frozenset()  # sites that know the others' keys
-        self._introductions: dict[str, list[bytes]] = {}
+        self.ready: frozenset[str] = frozenset()  # sites that know the others' keys
 
-    def introduce(self, names: Sequence[str], others: Sequence[str] = ()) -> dict[str, Failure]:
-        """Let sites know each other's keys. Returns who has none, and why.
-
-        others: sites that have introduced themselves before, and learn of these.
-        """
+    def introduce(self, names: Sequence[str]) -> dict[str, Failure]:
+        """Let sites know each other's keys. Returns who has none, and why."""
         replies, failed = self._ask(names, Command.SUM_INTRODUCE)
         known, invalid = commands.check_all(replies, introduced)
-        self._introductions |= known
-        meet = sorted({*known, *others})
-        _, deaf = self._ask(meet, Command.SUM_MEET, self._introductions)
-        self._ready = (self._ready | frozenset(known)) - frozenset(deaf)
+        _, deaf = self._ask(sorted(known), Command.SUM_MEET, known)
+        self.ready = frozenset(known).difference(deaf)
         return failed | invalid | deaf
-
-    def forget(self, names: Sequence[str]) -> None:
-        """Sites that come back are in no sum until they have sent their keys anew."""
-        self._ready -= frozenset(names)
-        self._introductions = {k: v for k, v in self._introductions.items() if k not in names}
-
-    def ready(self, present: Sequence[str]) -> list[str]:
-        """The sites that can take part in a sum, after newcomers have introduced themselves."""
-        new = [name for name in present if name not in self._introductions]
-        if new:
-            self.introduce(new, [name for name in present if name not in new])
-        return [name for name in present if name in self._ready]
 
     def total(self, round: int, present: Sequence[str], entries: int) -> MaskedTotal:
         """The sum of a round over the sites that are ready; ``SumError`` if there is none."""
-        return masked_total(self._ask, self._context, round, self.roster, present, entries)
+        there = [name for name in present if name in self.ready]
+        return masked_total(self._ask, self._context, round, self.roster, there, entries)
 
     def _ask(self, sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
         return self._line.ask(sites, command, *arguments, seconds=self._timeouts.talk)
@@ -103,7 +86,8 @@ def _counted(
     log: Callable[[str], None],
 ) -> dict[str, Any]:
     relay = MaskedRelay(line, measuring_context(agreement, job), members, timeouts)
-    names = tuple(relay.ready(sorted(rows)))
+    why = relay.introduce(sorted(rows))
+    names = tuple(name for name in sorted(rows) if name not in why)
     tally = Tally(agreement)
     while not tally.found.done:
         number, entries = tally.found.taken + 1, tally.found.entries

@@ -2,8 +2,7 @@
 
 It says when a round begins, when to upload, to aggregate and to finish. It never sees a model; of masked sums
 it sees the totals. Sites that exceed the timeouts, or the grace period after the others, skip the rest of the
-round and are asked again in the next. Sites that come back inside a job, or can take part only now, join when
-a round begins.
+round and are asked again in the next. A site whose process was gone takes part again in the next job.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from abps import files
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.streams import center_ids
@@ -26,9 +23,8 @@ from abps.methods.base import Stopping
 from abps.methods.coordinated import coordinators
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.job_report import JobReport, JobRound, StudyFinished
 from abps.sites.coordinator.masked import MaskedRelay
-from abps.sites.coordinator.steps import run_step, run_with_approval
+from abps.sites.coordinator.steps import enough, run_step, run_with_approval
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, SiteState, Timeouts
 from abps.wire import versions
@@ -38,28 +34,82 @@ from abps.wire.number_lists import MOST
 #: How many members are tried as the coordinator of an exchange.
 TRIED = 3
 
+#: Seconds that the others waited for a site in a round from which on the report names it.
+SLOW = 1.0
+
 #: Rounds in a row without a masked sum after which a job ends: it waits for a member of the earlier sums.
 MOST_WITHOUT_SUM = 2
+
+
+class StudyFinished(RequestError):
+    """The study has had all its rounds: a job has nothing left to do."""
+
+
+class MembersMissing(RequestError):
+    """The study waits for members without whom there is no sum: submit again when they are there."""
+
+
+@dataclass(frozen=True)
+class JobRound:
+    """What the scheduler knows of a round.  missing: absent sites, and why.
+
+    validation: the mean validation score, of so many ``scored`` sites.  late: sites that the others waited
+    for, and the seconds.
+    """
+
+    round: int
+    present: tuple[str, ...]
+    missing: dict[str, str]
+    partners: dict[str, int]
+    bytes: int
+    validation: float | None
+    scored: int
+    late: dict[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What the scheduler knows of a job: sums and names, no model.
+
+    left_out: members that took no part, and why.  validation: by site, that of the last round, where enough
+    patients are behind it.
+    """
+
+    study: str
+    method: str
+    seed: int
+    agreement: str
+    first: int
+    members: tuple[str, ...]
+    left_out: dict[str, str]
+    rounds: tuple[JobRound, ...]
+    best: int
+    stopped_early: bool
+    validation: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``abps-job.json``."""
+        return {"schema": "abps.job/2", **asdict(self), "bytes": sum(r.bytes for r in self.rounds)}
 
 
 @dataclass
 class _JobState:
     """What changes as a job goes on.
 
-    sizes: training rows that count, by site.
-    joined: sites that take part.  outside: sites that could not yet, and may come.
+    sizes: training rows that count, by site.  joined: sites that take part.
     well: sites that ended the last round well.  silent: sites that gave no sign of life when asked last.
     """
 
     roster: tuple[str, ...]
     sizes: dict[str, int]
     joined: frozenset[str] = frozenset()
-    outside: frozenset[str] = frozenset()
     well: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
     reports: list[JobRound] = field(default_factory=list)
     best: int = 0
     best_value: float = math.nan
+    values: dict[str, float] = field(default_factory=dict)  # validation scores of the last round
 
     def score(self, t: int, values: Sequence[float], stop: Stopping) -> tuple[float, bool]:
         """The mean validation score of a round, and whether it is the best so far."""
@@ -81,15 +131,12 @@ class Scheduler:
         rounds: int,
         timeouts: Timeouts | None = None,
         log: Callable[[str], None] = lambda line: None,
-        memory: Path | None = None,
         notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
         revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
         job: str = "",
         scales: Mapping[str, Any] | None = None,
     ) -> None:
-        """memory: a folder for what must be remembered between two jobs: the last round that was run here.
-
-        notice: called with every step that is waited for: (round, step, sites).
+        """notice: called with every step that is waited for: (round, step, sites).
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
         job: its name, the same at all sites.
         scales: what was counted for the study before (:mod:`.measuring`), to be named to sites.
@@ -99,18 +146,19 @@ class Scheduler:
         self.line, self.agreement, self.rounds, self.job = line, agreement, rounds, job
         self.method = agreement.config()
         self.timeouts = timeouts or Timeouts()
-        self.log, self.memory, self.notice, self.revoked = log, memory, notice, revoked
+        self.log, self.notice, self.revoked = log, notice, revoked
         self._open_arguments: list[Any] = [] if scales is None else [None, dict(scales)]
         self._passed_on = ""
         self._at = 0  # the round
         self._masks: MaskedRelay | None = None
         self._without_sum = 0  # rounds in a row
+        self._late: Counter[str] = Counter()  # seconds of this round that the others waited for a site
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
         there, barred = self._members(sorted(members))
         roster = tuple(there)
-        ready, left_out, outside = self._gather(roster)
+        ready, left_out = self._gather(roster)
         left_out |= barred
         first = 1 + max(int(facts["round"]) for facts in ready.values())
         if first > self.agreement.rounds or all(facts["finished"] for facts in ready.values()):
@@ -132,36 +180,31 @@ class Scheduler:
             purpose = f"{self.agreement.digest()}/{self.job}"
             self._masks = MaskedRelay(self.line, purpose, roster, self.timeouts)
             left_out |= self._masks.introduce(sorted(joined))
-        self._introduce(sorted(joined), first)
+        self._step(sorted(joined), self.timeouts.talk, Command.INTRODUCE, first)
         state.joined = state.well = frozenset(joined)
-        state.outside = outside | (frozenset(ready) - state.joined)
         stopped = False
         for t in range(first, min(first + self.rounds - 1, self.agreement.rounds) + 1):
             finished = self._round(t, state)
             if finished or self.method.stop.over(t, state.best):
                 stopped = True
                 break
-        return JobReport.of(self.agreement, first, roster, left_out, state.reports, state.best, stopped)
+        agreement, gone = self.agreement, {name: str(why) for name, why in left_out.items()}
+        return JobReport(
+            agreement.study, agreement.method, agreement.seed, agreement.digest(), first, roster, gone,
+            tuple(state.reports), state.best, stopped, state.values,
+        )  # fmt: skip
 
     # Who takes part
 
-    def _gather(
-        self, roster: tuple[str, ...]
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, Failure], frozenset[str]]:
-        """The sites that are there and agree; why others are not; and which of these may still come."""
+    def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
+        """The sites that are there and agree; and why others are not."""
         _, failures = run_with_approval(
             self.line, roster, self.timeouts.work, self.timeouts, Command.OPEN, time.time(),
             *self._open_arguments, notice=lambda waiting: self.notice(self._at, Command.OPEN, waiting),
         )  # fmt: skip
-        there = [name for name in roster if name not in failures]
-        ready, silent, unfit = self._greet(there)
-        outside = frozenset(
-            name
-            for name, failure in (failures | silent).items()
-            if failure.code is not DeclineCode.INVALID_ANSWER
-        )
-        failures |= silent | unfit
-        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}, self._last_seen()):
+        ready, unfit = self._greet([name for name in roster if name not in failures])
+        failures |= unfit
+        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
             detail = f"it says that it has finished round {ready.pop(name)['round']}, and nobody else has"
             failures[name] = Failure(DeclineCode.MISFIT, detail)
         for name, failure in sorted(failures.items()):
@@ -171,12 +214,10 @@ class Scheduler:
             raise RequestError(
                 f"{len(ready)} of {len(roster)} sites can take part, and a job needs 2 ({why})"
             )
-        return ready, failures, outside
+        return ready, failures
 
-    def _greet(
-        self, sites: Sequence[str]
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, Failure], dict[str, Failure]]:
-        """The facts of sites whose study is this one; who does not answer; and why the others do not fit."""
+    def _greet(self, sites: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
+        """The facts of sites whose study is this one; and why the others do not fit."""
         replies, silent = self.line.ask(sites, Command.HELLO, seconds=self.timeouts.sign)
         known, unfit = commands.check_all(replies, lambda v: commands.hello(v, self.agreement.rounds))
         ready: dict[str, dict[str, Any]] = {}
@@ -193,18 +234,11 @@ class Scheduler:
                 unfit[name] = Failure(DeclineCode.VERSION, detail)
             else:
                 ready[name] = facts
-        return ready, silent, unfit
+        return ready, silent | unfit
 
     def _join(self, names: Sequence[str], first: int, state: _JobState) -> Answers:
         arguments = (list(state.roster), first, state.sizes, list(versions.VERSION))
         return self.line.ask(names, Command.JOIN, *arguments, seconds=self.timeouts.sign)
-
-    def _introduce(self, entered: Sequence[str], t: int, here: Sequence[str] = (), rows: Any = None) -> None:
-        """Let newcomers return what they hold of others' logs, and those that are here what they hold."""
-        if entered:
-            self._step(entered, self.timeouts.talk, Command.INTRODUCE, t)
-        if here:
-            self._step(here, self.timeouts.talk, Command.INTRODUCE, t, list(entered), rows)
 
     def _members(self, names: Sequence[str]) -> tuple[list[str], dict[str, Failure]]:
         """Who is still a member, and why the others are not; a list that is new is passed on to them."""
@@ -215,74 +249,32 @@ class Scheduler:
             self.line.ask(there, Command.REVOKED, text, seconds=self.timeouts.talk)
         return there, {name: Failure(DeclineCode.EXPELLED) for name in names if name in expelled}
 
-    def _present(self, t: int, state: _JobState) -> tuple[list[str], dict[str, Failure]]:
-        """Who is there: sites that ended the last round well, and those of the others that answer.
-
-        Sites that are back, or can take part only now, join.
-        """
-        members, barred = self._members(sorted(state.joined | state.outside))
+    def _present(self, state: _JobState) -> tuple[list[str], dict[str, Failure]]:
+        """Who is there: sites that ended the last round well, and those of the others that answer."""
+        members, missing = self._members(sorted(state.joined))
+        here = [name for name in members if name in state.well]
         asked = [name for name in members if name not in state.well]
-        quick = [name for name in asked if name in state.silent]
-        others = [name for name in asked if name not in state.silent]
-        states, silent = self.line.ask(others, Command.PING, seconds=self.timeouts.sign)
-        more, still = self.line.ask(quick, Command.PING, seconds=self.timeouts.again)
-        states, silent = {**states, **more}, {**silent, **still}
-        state.silent = frozenset(silent)
-        missing = barred | silent
-        waiting: dict[str, Failure] = {}
-        for name, site_state in sorted(states.items()):
-            if site_state == SiteState.NEW:
-                self.line.ask([name], Command.WAKE, *self._open_arguments, seconds=self.timeouts.sign)
-                waiting[name] = Failure(DeclineCode.NOT_READY, "it is back and opens its table")
-            elif site_state == SiteState.BUSY:
-                waiting[name] = Failure(DeclineCode.NOT_READY, "it is still busy with an earlier step")
-            elif site_state != SiteState.READY:
-                state.outside |= {name}
-        back = [name for name in _without(sorted(states), waiting) if name in state.outside]
-        ready, quiet, unfit = self._greet(back)
-        state.outside -= frozenset(unfit)
-        missing |= waiting | quiet | unfit
-        here = [name for name in state.well if name in members]
-        here += [name for name in states if name in state.joined and name not in {*missing, *back}]
-        entered = self._enter(t, ready, sorted(here), state, missing)
-        present = sorted({*here, *entered})
-        state.joined |= frozenset(entered)
-        state.outside -= state.joined
-        return present, {name: failure for name, failure in missing.items() if name in state.joined}
-
-    def _enter(
-        self,
-        t: int,
-        ready: Mapping[str, Mapping[str, Any]],
-        here: list[str],
-        state: _JobState,
-        missing: dict[str, Failure],
-    ) -> list[str]:
-        """Let sites join before a round: they learn who is there, and the others of them."""
-        ahead = [name for name, facts in ready.items() if facts["round"] >= t]
-        missing |= dict.fromkeys(ahead, Failure(DeclineCode.MISFIT, "it has finished this round before"))
-        most = max(state.sizes.values())
-        names = _without(sorted(ready), missing)
-        rows = {name: min(int(ready[name]["rows"]), most) for name in names}
-        if not rows:
-            return []
-        state.sizes |= rows
-        if self._masks is not None:
-            self._masks.forget(sorted(rows))
-        joined, failed = self._join(sorted(rows), t, state)
-        missing |= failed
-        entered = sorted(joined)
-        self._introduce(entered, t, here, rows)
-        for name in entered:
-            self.log(f"round {t}: {name} takes part from now on")
-        return entered
+        for seconds, names in (
+            (self.timeouts.sign, [name for name in asked if name not in state.silent]),
+            (self.timeouts.again, [name for name in asked if name in state.silent]),
+        ):
+            states, silent = self.line.ask(names, Command.PING, seconds=seconds)
+            state.silent = state.silent.difference(states).union(silent)
+            missing |= silent
+            here += [name for name, site_state in states.items() if site_state == SiteState.READY]
+            missing |= {
+                name: Failure(DeclineCode.NOT_READY, "it is still busy with an earlier step")
+                for name, site_state in states.items()
+                if site_state != SiteState.READY
+            }
+        return sorted(here), missing
 
     # A round
 
     def _round(self, t: int, state: _JobState) -> bool:
         """One round. Returns whether all sites say that the method is done."""
-        began, self._at = self.line.now(), t
-        here, missing = self._present(t, state)
+        began, self._at, self._late = self.line.now(), t, Counter()
+        here, missing = self._present(state)
         done, failed = self.line.ask(here, Command.BEGIN, t, here, seconds=self.timeouts.sign)
         missing |= failed
         present = sorted(done)
@@ -297,10 +289,6 @@ class Scheduler:
         missing |= failed | invalid
         self._book(t, present, concluded, missing, state, began)
         state.well = frozenset(concluded) - set(missing)
-        path = self._seen_file()
-        if path is not None:
-            files.folder(path.parent)
-            files.write_text(path, str(t))
         return bool(concluded) and all(done for _, _, done in concluded.values())
 
     def _coordinated(
@@ -339,13 +327,13 @@ class Scheduler:
         if not adding:  # all rest
             return Rest.UNREACHABLE
         try:
-            found = self._masks.total(t, self._masks.ready(adding), common[0][0])
+            found = self._masks.total(t, adding, common[0][0])
         except SumError as error:
             self.log(f"round {t}: no sum ({error})")
             self._without_sum += 1
             if self._without_sum >= MOST_WITHOUT_SUM:
                 absent = ", ".join(name for name in roster if name not in adding) or "nobody"
-                raise RequestError(
+                raise MembersMissing(
                     f"round {t}: there is no masked sum ({error}); all sums of a study are of the same "
                     f"members, and without a summand were: {absent}; start these sites and submit again"
                 ) from error
@@ -362,7 +350,13 @@ class Scheduler:
         return self._step(sites, self.timeouts.work, command, *arguments)
 
     def _step(self, sites: Sequence[str], limit: float, command: Command, *arguments: Any) -> Answers:
+        seen = self.line.now()
+
         def notice(waiting: Sequence[str]) -> None:
+            nonlocal seen
+            before, seen = seen, self.line.now()
+            if len(waiting) <= len(sites) - enough(len(sites)):  # most are done, and wait for these
+                self._late.update(dict.fromkeys(waiting, seen - before))
             self.notice(self._at, command, waiting)
 
         return run_step(self.line, sites, limit, self.timeouts, command, *arguments, notice=notice)
@@ -380,7 +374,10 @@ class Scheduler:
         sums = Counter[str]()
         for _, each, _ in concluded.values():
             sums.update(each)
-        mean, better = state.score(t, [value for value, _, _ in concluded.values()], self.method.stop)
+        values = {name: value for name, (value, _, _) in sorted(concluded.items()) if math.isfinite(value)}
+        mean, better = state.score(t, list(values.values()), self.method.stop)
+        state.values = values
+        late = {name: round(float(s), 1) for name, s in sorted(self._late.items()) if s >= SLOW}
         if better and self.method.stop.restore_best:
             self.line.ask(_without(present, missing), Command.KEEP_BEST, seconds=self.timeouts.sign)
         state.reports.append(
@@ -391,33 +388,23 @@ class Scheduler:
                 {name: each["partners"] for name, (_, each, _) in sorted(concluded.items())},
                 sums["bytes"],
                 mean if math.isfinite(mean) else None,
+                len(values),
+                late,
                 round(self.line.now() - began, 3),
             )
         )
+        for name, seconds in late.items():
+            self.log(f"round {t}: the others waited {seconds:g} s for {name}")
         for name, failure in sorted(missing.items()):
             self.log(f"round {t}: without {name} ({failure})")
 
-    # What the relay has seen of the study
 
-    def _seen_file(self) -> Path | None:
-        return None if self.memory is None else self.memory / f"{self.agreement.digest()}.round"
-
-    def _last_seen(self) -> int:
-        """The last round of the study that a job at this relay has run; 0 if none is known."""
-        path = self._seen_file()
-        try:
-            return 0 if path is None else int(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return 0
-
-
-def _far_ahead(rounds: Mapping[str, int], seen: int = 0) -> list[str]:
-    """The site that says it is more than a round ahead of all others, of which there are two at least, and of
-    what this relay has seen of the study: newcomers may outnumber those who were there."""
+def _far_ahead(rounds: Mapping[str, int]) -> list[str]:
+    """The site that says it is more than a round ahead of all others, of which there are two at least."""
     if len(rounds) < 3:
         return []
     *_, second, first = sorted(rounds, key=lambda name: rounds[name])
-    return [first] if rounds[first] > max(rounds[second], seen) + 1 else []
+    return [first] if rounds[first] > rounds[second] + 1 else []
 
 
 def _without(sites: Sequence[str], missing: Mapping[str, Failure]) -> list[str]:

@@ -30,10 +30,9 @@ from abps.sites.consent.kit import Membership
 from abps.sites.consent.preflight import note_clock
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sharing import gather
-from abps.sites.coordinator.job_report import StudyFinished
 from abps.sites.coordinator.masked import measure
-from abps.sites.coordinator.scheduler import Scheduler
-from abps.sites.flare import opening, returning
+from abps.sites.coordinator.scheduler import MembersMissing, Scheduler, StudyFinished
+from abps.sites.flare import opening
 from abps.sites.flare.job_process import Intake
 from abps.sites.node.measuring import MEASURE, with_scales
 from abps.sites.node.status import StatusFile
@@ -55,9 +54,6 @@ log = logging.getLogger("abps")
 
 #: The engine's name for the scheduler's side.
 SERVER = "server"
-
-#: Seconds before a site that could not take part tries again.
-PAUSE = 5.0
 
 #: Seconds that a site waits before it answers that it is still busy: short work needs no second question.
 LINGER = 2.0
@@ -101,8 +97,6 @@ class FlareSite:
     @collab.init
     def setup(self) -> None:
         """Keep the lines to the others; everything that can fail comes later."""
-        if hasattr(self, "_site"):  # it had set itself up, and was asked to after all
-            return
         kit, job = Path(collab.workspace.get_root_dir()), str(collab.fl_ctx.get_job_id())
         known, peers = Membership(kit), {proxy.name: proxy for proxy in collab.other_clients}
         cell = collab.fl_ctx.get_engine().get_cell().core_cell
@@ -114,7 +108,6 @@ class FlareSite:
         local = Path(collab.workspace.get_site_config_dir())
         given = opening.SiteJob(collab.site_name, local, job, self.proposal)
         self.begin(given, known, peers, secure)
-        returning.is_set_up.set()
 
     def begin(self, job: opening.SiteJob, known: Membership, peers: dict[str, Any], secure: bool) -> None:
         """A site whose part is not open yet.  peers: the engine's lines.  secure: whether they encrypt."""
@@ -122,7 +115,6 @@ class FlareSite:
         self._site: Any = None
         self._opened_as: tuple[Any, Any] = (None, None)  # what the open part is for
         self._joined = False  # whether this site is in the job
-        self._tried = 0.0  # when it was last tried to open the site's part
         self._last_code = ""  # the last decline code that left
         self._round = 0
         self._work: threading.Thread | None = None
@@ -163,7 +155,6 @@ class FlareSite:
             command = Command(what)
             own: dict[Command, Callable[..., Any]] = {
                 Command.PING: self._ping,
-                Command.WAKE: self._wake,
                 Command.REVOKED: self._revoked,
                 Command.START: self._start,
                 Command.POLL: self._poll,
@@ -192,15 +183,7 @@ class FlareSite:
         """Whether this site is ready for a round, or what else it is."""
         if self._work is not None and self._work.is_alive():
             return str(SiteState.BUSY)
-        if self._joined:
-            return str(SiteState.READY)
-        return str(SiteState.NEW if self._site is None else SiteState.OPEN)
-
-    def _wake(self, *arguments: Any) -> bool:
-        """Try again to take part, if that is some time ago."""
-        if self._ping() == SiteState.NEW and time.monotonic() - self._tried > PAUSE:
-            self._start(Command.OPEN, None, *arguments)
-        return True
+        return str(SiteState.READY if self._joined else SiteState.NEW)
 
     def _revoked(self, text: str) -> bool:
         """Take a newer list of revoked members."""
@@ -250,7 +233,6 @@ class FlareSite:
         self._opened_as = (which, scales)
         if self._site is not None:
             return
-        self._tried = time.monotonic()
         own, journal = self._job.own_file()
         with self._recorded(journal):
             self._site = opening.open_study(self._job, own, journal, self._carry, which == [MEASURE], scales)
@@ -310,8 +292,9 @@ class FlareScheduler:
         try:
             files.write_json(result, self._run())
         except RequestError as error:
-            finished = isinstance(error, StudyFinished)
-            files.write_json(result, {"schema": "abps.job/1", "error": str(error), "finished": finished})
+            finished, waits = isinstance(error, StudyFinished), isinstance(error, MembersMissing)
+            found = {"schema": "abps.job/1", "error": str(error), "finished": finished, "waits": waits}
+            files.write_json(result, found)
             raise
 
     def _run(self) -> dict[str, Any]:
@@ -331,7 +314,7 @@ class FlareScheduler:
             scales = measure(line, agreement, there, timeouts, job, log.info, status.write)
             agreement = with_scales(agreement, scales)
         report = Scheduler(
-            line, agreement, self.rounds, timeouts, log.info, root / "abps-server", status.write,
+            line, agreement, self.rounds, timeouts, log.info, status.write,
             lambda: (known.text, frozenset(known.now.expelled)), job, scales=scales,
         ).run(members)  # fmt: skip
         status.write(report.rounds[-1].round if report.rounds else 0, "done")

@@ -1,7 +1,8 @@
 """The process of one job, at a site or at the relay: the engine's own, with our limits on what it takes in.
 
 It ends with the participant's process that started it: nobody would read what it sends, and the next process
-needs the site's store. The engine asks for that, too, but has loops that never check.
+needs the site's store. The engine asks for that, too, but has loops that never check. A job begins without
+sites that do not answer, once more than half are there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
+from abps.sites.coordinator.steps import enough
+
+log = logging.getLogger("abps")
+
 SITE = "nvflare.private.fed.app.client.worker_process"
 RELAY = "nvflare.private.fed.app.server.runner_process"
 
@@ -30,6 +35,9 @@ PARTICIPANT = "ABPS_PARTICIPANT"
 #: Seconds that an orphan gets to end in order.
 ORPHAN_SECONDS = 5.0
 
+
+#: Seconds that the last sites get to begin a job, once more than half have.
+START_GRACE = 60
 
 #: This module, also where it is the main one.
 MODULE = "abps.sites.flare.job_process"
@@ -65,15 +73,10 @@ def main() -> None:
         sys.exit(f"{engine} runs no job")
     parent = int(os.environ.get(PARTICIPANT, os.getppid()))
     threading.Thread(target=_end_with, args=(parent,), name="abps-parent", daemon=True).start()
-    from abps.sites.flare import returning
-    from abps.sites.flare.job_process import limit_frames
-
     limit_frames()
     without_torch()
     if engine == RELAY:
-        returning.begin_without()
-    else:
-        returning.join_late()
+        begin_without()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
 
@@ -90,6 +93,38 @@ def without_torch() -> None:
     WFCommServer._cleanup_inflight_tensor_downloads = lambda self, fl_ctx: None
 
 
+def begin_without() -> None:
+    """Let a job begin without sites that stand still: how many are enough for a round the scheduler says."""
+    from nvflare.collab.runtime.controller import CollabController
+    from nvflare.collab.runtime.defs import SYNC_TASK_NAME
+
+    wait = CollabController.broadcast_and_wait
+
+    def broadcast_and_wait(
+        self: Any, task: Any, fl_ctx: Any, targets: Any = None, min_responses: int = 1,
+        wait_time_after_min_received: int = 0, abort_signal: Any = None,
+    ) -> Any:  # fmt: skip
+        known, ready = self.client_info, self.client_setup_status
+        first = task.name == SYNC_TASK_NAME
+        asked = sorted(known) if first else [name for name in sorted(known) if name not in self.late]
+        done = wait(self, task, fl_ctx, asked, enough(len(asked)), START_GRACE, abort_signal)
+        there = [name for name in asked if (known[name] is not None if first else ready[name])]
+        if not there:
+            return done  # the engine ends the job, and says why
+        missing = [name for name in known if name not in there]
+        if first:
+            self.late = frozenset(missing)
+            # All sites run the same class, so what one publishes all do.
+            known.update(dict.fromkeys(missing, known[there[0]]))
+        else:
+            ready.update(dict.fromkeys(missing, True))
+        for name in missing if first else [name for name in missing if name not in self.late]:
+            log.warning("the job begins without %s, which does not answer", name)
+        return done
+
+    CollabController.broadcast_and_wait = broadcast_and_wait
+
+
 def _end_with(parent: int) -> None:
     """End this process soon after its parent."""
     while os.getppid() == parent:
@@ -97,12 +132,6 @@ def _end_with(parent: int) -> None:
     time.sleep(ORPHAN_SECONDS)
     os._exit(1)
 
-
-if __name__ == "__main__":
-    main()
-
-
-log = logging.getLogger("abps")
 
 #: The most bytes of a frame, and of a message, at a participant.
 MOST = 64 << 20
@@ -140,7 +169,7 @@ class Intake:
         self.most, self._now = most, now
         self._lock = threading.Lock()
         self._left: dict[str, tuple[float, float]] = {}  # by sender: bytes it may still send, and when
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def admit(self, message: Message) -> Message | None:
         """Let a piece of a message pass, or not."""
@@ -165,9 +194,9 @@ class Intake:
 
     def _dropped(self, sender: str, why: str) -> Message:
         with self._lock:
-            first = sender not in self._told and len(self._told) < SENDERS
+            first = sender not in self._warned and len(self._warned) < SENDERS
             if first:
-                self._told.add(sender)
+                self._warned.add(sender)
         if first:  # once for each sender: what is refused must not fill the log
             log.warning("dropped what came in the name of %s: %s", sender[:100], why)
         return Message()
@@ -182,3 +211,7 @@ def _length(payload: Any) -> int:
         return memoryview(payload).nbytes
     except TypeError:  # a buffer of the engine's own
         return len(payload) if hasattr(payload, "__len__") else 0
+
+
+if __name__ == "__main__":
+    main()

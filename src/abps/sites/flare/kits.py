@@ -60,11 +60,7 @@ MEMBERS = "members.json"
 LOG_BYTES, LOG_FILES = 5 * 2**20, 5
 
 #: Parts of the engine that write a line or two for every message.
-_CHATTY = (
-    "nvflare.collab",
-    "nvflare.fuel.f3.cellnet",
-    "nvflare.private.aux_runner",
-)
+_CHATTY = ("nvflare.collab", "nvflare.fuel.f3.cellnet", "nvflare.private.aux_runner")
 
 #: The engine's classes that start the process of a job, and ours.
 LAUNCHERS = {

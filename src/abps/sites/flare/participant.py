@@ -2,7 +2,7 @@
 
 The engine asks for a certificate of the authority and knows no revocation. So the relay looks up whoever
 registers, or sends a heartbeat, in its own list, which may change while it runs. A site's process logs why it
-was refused.
+was refused. A site whose job process fails does not end the job for all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from abps.sites.consent.kit import Membership, RevocationList
-from abps.sites.flare.returning import give_back, go_on
 
 log = logging.getLogger("abps")
 
@@ -93,6 +92,28 @@ def guard(known: Membership) -> None:
     ClientManager.heartbeat = heartbeat
 
 
+def go_on() -> None:
+    """Let a job go on without a site whose process has failed; the engine would end it for all."""
+    from nvflare.apis.job_launcher_spec import JobReturnCode
+    from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    judge = FederatedServer.process_job_failure
+
+    def process_job_failure(self: Any, request: Any) -> Any:
+        payload = request.payload if isinstance(request.payload, dict) else {}
+        code = payload.get(JobFailureMsgKey.CODE)
+        if payload and code != JobReturnCode.SUCCESS:
+            client = self.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
+            name = "an unknown site" if client is None else client.name
+            log.warning("the job goes on without %s, whose process has failed (%s)", name, code)
+            # The engine checks who reports it, and records that this site is done; the others go on.
+            request.payload = {**payload, JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
+        return judge(self, request)
+
+    FederatedServer.process_job_failure = process_job_failure
+
+
 def log_refusals() -> None:
     """Let a site's process log why the relay refused it, which the engine keeps to itself."""
     from nvflare.private.fed import authenticator
@@ -116,15 +137,13 @@ def log_refusals() -> None:
 def main() -> None:
     """Run the engine from the kit that it is started with."""
     from abps.sites.flare import job_process
-    from abps.sites.flare.job_process import limit_frames
 
     os.environ[job_process.PARTICIPANT] = str(os.getpid())  # what is started here ends with this process
-    limit_frames()
+    job_process.limit_frames()
     kit = Path(sys.argv[sys.argv.index("-m") + 1])
     engine = RELAY if "fed_server.json" in sys.argv else SITE
     if engine == RELAY:
         guard(Membership(kit))
-        give_back()
         go_on()
     else:
         log_refusals()

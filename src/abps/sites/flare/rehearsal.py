@@ -61,10 +61,7 @@ class Processes:
     """
 
     def __init__(
-        self,
-        network: kits.Network,
-        port: int,
-        environment: Mapping[str, Mapping[str, str]] | None = None,
+        self, network: kits.Network, port: int, environment: Mapping[str, Mapping[str, str]] | None = None
     ) -> None:
         self.network = network
         self.port = port

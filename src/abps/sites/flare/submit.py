@@ -179,30 +179,30 @@ def to_the_end(once: Callable[[], JobOutcome], rounds: int, progress: Progress) 
     """Submit jobs one after the other until the study has had its rounds, also if some are lost.
 
     once: submits a job and waits for its end.  Returns the last job's outcome, with the rounds of all in its
-    report. A job that ends in another way than by having run is the last.
+    report. A job that was lost, or that waits for members, is submitted again; any other error is the end.
     """
     before: list[dict[str, Any]] = []
     lost = 0
     while True:
         try:
             done = once()
+            report = done.report
+            why = f"job {done.job} ended as {done.status}, without a report" if report is None else ""
+            if report and report.get("waits"):
+                why = f"job {done.job}: {report['error']}"
         except (JobLost, RelayLost) as error:
-            lost += 1
             # A relay that does not answer the first time is not there.
-            if lost > MOST_LOST or (isinstance(error, RelayLost) and not before and lost == 1):
+            if lost == MOST_LOST or (isinstance(error, RelayLost) and not before and not lost):
                 raise
-            progress(str(error))
+            done, why = None, str(error)
+        if done is None or (why and lost < MOST_LOST):
+            lost += 1
+            progress(f"{why}; submitting again")
             time.sleep(AGAIN_SECONDS)
             continue
-        report = done.report
         if report and (before or lost) and report.get("finished"):
             # The last round was over when its job was lost.
             return JobOutcome(done.job, COMPLETED, _joined(before) if before else None)
-        if report is None and lost < MOST_LOST:  # its process at the relay has died
-            lost += 1
-            progress(f"job {done.job} ended as {done.status}, without a report; submitting again")
-            time.sleep(AGAIN_SECONDS)
-            continue
         if report is None or not done.ran:
             return done
         lost = 0

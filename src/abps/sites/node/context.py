@@ -105,12 +105,6 @@ class SiteContext:
                 self.state = self.method.init(self.method_context)
             self.round = Round(first - 1)
 
-    def newcomers(self, rows: Mapping[str, int]) -> None:
-        """Members that have joined since, and how many training rows they have."""
-        with self.lock:
-            self.rows |= {name: int(count) for name, count in rows.items() if name in self.others}
-            self._derived = None
-
     def need(self, round: int, value: T | None, what: str) -> T:
         """A thing of this round; without it the scheduler is out of step."""
         if not is_round(round) or round != self.round.number or value is None:

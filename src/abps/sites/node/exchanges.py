@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,14 +22,18 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.methods.base import Floats
 from abps.methods.coordinated import Broadcast, Upload, coordinators
+from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
-from abps.sites.node.masked_sums import MaskedSums
 from abps.sites.node.transport import RELAY, REPEATS, AuditedTransport, Gate, UnreachableError
+from abps.sites.protocol.commands import Command
 from abps.sites.store.rows import EntryKind
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_broadcast, pack_request, pack_upload
 from abps.wire.number_lists import NumberList, NumberListError
+
+if TYPE_CHECKING:
+    from abps.sites.protocol.masking import SumSteps
 
 _SIZE = struct.Struct("<I")
 
@@ -38,16 +42,29 @@ class Exchanges:
     """A site's part in the exchanges of a coordinated method; round t is exchange t."""
 
     def __init__(
-        self, context: SiteContext, transport: AuditedTransport, gate: Gate, sums: MaskedSums
+        self,
+        context: SiteContext,
+        transport: AuditedTransport,
+        gate: Gate,
+        signer: Signer | None,
+        authority: bytes | None,
     ) -> None:
-        self.context, self.transport, self.gate, self._sums = context, transport, gate, sums
+        self.context, self.transport, self.gate = context, transport, gate
         self.method = context.method
+        self.sums: SumSteps | None = None
+        if context.method.privacy.secure:
+            from abps.sites.protocol.masking import Masking, SumSteps  # needs the extra that sites have
+
+            purpose = f"{context.digest}/{context.job}"
+            masking = Masking(context.name, purpose, signer, authority, write=self.log_sum)
+            self.sums = SumSteps(masking, context.store, self._summand, EntryKind.UPLOAD)
         self._busy = threading.RLock()  # one computation at a time: they share buffers
         self.begin()
 
     def begin(self) -> None:
         """A round begins."""
         self._own: Upload | None = None
+        self.summand: Floats | None = None  # what this site adds to the sum of this round
         self._uploads: dict[str, NumberList] = {}  # by peer, to this site as the coordinator
         self._state: Any = None  # after the broadcast
         self._taken_from = ""  # whose broadcast that was
@@ -55,6 +72,29 @@ class Exchanges:
         self._synced = 0  # up to which exchange the state is known to follow from all
         #: Broadcasts that were applied since the last finished round.
         self.applied: dict[int, bytes] = {}
+
+    def commands(self) -> dict[Command, Callable[..., Any]]:
+        """What the scheduler may ask for."""
+        found: dict[Command, Callable[..., Any]] = {
+            Command.CONTRIBUTE: self.contribute, Command.COORDINATE: self.coordinate,
+        }  # fmt: skip
+        if self.sums is None:
+            return found
+        return found | self.sums.commands() | {Command.SUM_TOTAL: self.take_total}
+
+    def _summand(self, round: int, group: Sequence[str]) -> Floats:
+        """What this site adds; the group of a sum is the roster of the job, which was checked against the
+        members that people approved, and no other."""
+        summand = self.context.need(round, self.summand, "anything to add to a sum")
+        if set(group) != set(self.context.roster):
+            raise RequestError(
+                f"the relay names {len(group)} sites for a sum, and the job has {len(self.context.roster)}; "
+                "a sum of others than all members is refused"
+            )
+        return summand
+
+    def log_sum(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
+        self.transport.log(self.transport.relay, kind, size, why, sent, number)
 
     def masked(self, round: int) -> bool:
         """Whether an exchange runs under masked sums."""
@@ -89,15 +129,15 @@ class Exchanges:
             # It fell away before all had its broadcast: all take that of the next in the draw.
             self._state, self._taken_from = None, ""
             self.applied.pop(round, None)
-        masked = self.masked(round)
-        if masked and self._sums.opened() is None and (self.applied or context.store.broadcasts()):
+        sums = self.sums if self.masked(round) else None
+        if sums is not None and sums.opened(round) is None and (self.applied or context.store.broadcasts()):
             return 0  # it came after the first sum, and gets the model; a sum with it would show what it adds
         if self._own is None:
             with self._busy:
                 self._own = self.method.upload(context.method_context, context.state, round)
         entries, coordinator = self._own.values.shape[1], self.coordinator()
-        if masked:
-            self._sums.summand = self._own.values[0].astype(np.float64)
+        if sums is not None:
+            self.summand = self._own.values[0].astype(np.float64)
         elif coordinator != context.name:
             data = pack_upload(self._own.messages[0].data, round, context.id)
             why = f"our upload of round {round}, for its coordinator"
@@ -135,10 +175,11 @@ class Exchanges:
         """The total of an exchange under masks, as the relay says it; checked, and applied."""
         context = self.context
         context.need(round, True, "begun")
-        if not self.masked(round) or self._state is not None or self._closed or not self._in_step(round):
+        due = self.masked(round) and self._state is None and not self._closed and self._in_step(round)
+        if self.sums is None or not due:
             raise RequestError(f"{context.name} waits for no total of round {round}")
         own = context.need(round, self._own, "a summand of its own")
-        values = self._sums.steps.total(round, data)
+        values = self.sums.masking.total(round, data)
         if values.shape != own.values[0].shape:
             raise RequestError(f"the relay's total of round {round} is not a sum of our uploads")
         why = f"the total of round {round}, under masks"

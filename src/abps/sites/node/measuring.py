@@ -1,19 +1,14 @@
 """Common scales from masked counts, before the first round of a study: nobody sees what a single site has.
 
 Sites count their values in bins that all know, three times (:mod:`abps.data.scales`), and each count is a
-masked sum
-(:mod:`abps.privacy.secure_sum`): relay, operator and members see totals. Every site computes the next bins,
-and at last the scales, for itself, and checks that a total holds at least its own counts; the relay cannot
-choose bins. The result stays in a store of its own, ``STUDY-scales.sqlite``, with the log of what left; later
-jobs of the study go on with it.
-
-Two totals that differ by one site reveal that site's counts. So a site opens a count again, after a job that
-failed, only with the same members.
+masked sum (:mod:`abps.privacy.secure_sum`): relay, operator and members see totals. Every site computes the
+next bins, and at last the scales, for itself, and checks that a total holds at least its own counts; the
+relay cannot choose bins. The result stays in a store of its own, ``STUDY-scales.sqlite``, with the log of
+what left; later jobs of the study go on with it.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -51,8 +46,8 @@ from abps.sites.consent.keys import Signer
 from abps.sites.node.privacy_ledger import pay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
-from abps.sites.protocol.masking import Masking
-from abps.sites.store.rows import EntryKind, LogEntry, canonical
+from abps.sites.protocol.masking import Masking, SumSteps
+from abps.sites.store.rows import EntryKind, LogEntry, canonical, utc
 from abps.sites.store.store import Store
 
 Floats = NDArray[np.float64]
@@ -60,8 +55,8 @@ Floats = NDArray[np.float64]
 #: What a site is to open: its part in these counts.
 MEASURE = "scales"
 
-#: The facts of a store that hold what came out, and whose totals were opened, by count.
-_FOUND, _OPENED = "scales", "opened"
+#: The fact of a store that holds what came out.
+_FOUND = "scales"
 
 #: The fact with the rough medians of all sites' columns, by which a site finds its unit (`site harmonise`).
 MEDIANS = "medians"
@@ -128,23 +123,6 @@ def kept_in(store: Store) -> dict[str, Any] | None:
     return None if found is None else dict(json.loads(found))
 
 
-def _result(
-    agreement: Agreement, found: HistogramRefinement, doubt: float, spent: Mapping[str, int]
-) -> dict[str, Any]:
-    """What follows from the last total, as plain data."""
-    names, about = agreement.uncounted, outcome_columns(agreement.book.outcome)
-    numbers = names[: len(names) - len(about)]
-    scales = dict(zip(numbers, found.scales(doubt)))
-    outcome = settle_from_histograms(agreement.book.outcome, found, len(numbers)) if about else None
-    back = scales_size(len(numbers)) + (0 if outcome is None else outcome_size(outcome))
-    summarised = StatisticsSource(agreement.seed, {name: each + back for name, each in sorted(spent.items())})
-    return {
-        "statistics": Statistics(scales).to_json(),
-        "outcome": None if outcome is None else outcome.to_json(),
-        "summarised": summarised.to_json(),
-    }
-
-
 class Tally:
     """The counts so far, as site and relay both keep them: the next bins, and who has spent what."""
 
@@ -157,6 +135,7 @@ class Tally:
         self.members = 0
 
     def doubt(self) -> float:
+        """By how much noise may change a total."""
         return self.counting.doubt(self.columns, self.members)
 
     def take(self, total: Floats, names: Sequence[str]) -> None:
@@ -167,7 +146,19 @@ class Tally:
         self.found.take(total.reshape(self.columns, -1), self.doubt())
 
     def result(self) -> dict[str, Any]:
-        return _result(self.agreement, self.found, self.doubt(), self.spent)
+        """What follows from the last total, as plain data."""
+        book, names = self.agreement.book, self.agreement.uncounted
+        about = outcome_columns(book.outcome)
+        numbers = names[: len(names) - len(about)]
+        scales = dict(zip(numbers, self.found.scales(self.doubt())))
+        outcome = settle_from_histograms(book.outcome, self.found, len(numbers)) if about else None
+        back = scales_size(len(numbers)) + (0 if outcome is None else outcome_size(outcome))
+        spent = {name: each + back for name, each in sorted(self.spent.items())}
+        return {
+            "statistics": Statistics(scales).to_json(),
+            "outcome": None if outcome is None else outcome.to_json(),
+            "summarised": StatisticsSource(self.agreement.seed, spent).to_json(),
+        }
 
 
 class ScaleCounting:
@@ -199,22 +190,17 @@ class ScaleCounting:
         self._tally = Tally(agreement)
         self._counting = counting_of(agreement.config(), agreement.seed + secret)
         authority = None if consent is None else consent.authority
-        purpose = measuring_context(agreement, job)
         self.relay = RELAY  # who carries the counts; without a relay, all members
         self.rows = int(start[-1])
-        self.steps = Masking(name, purpose, signer, authority, write=self.log, what="count")
+        purpose = measuring_context(agreement, job)
+        masking = Masking(name, purpose, signer, authority, write=self.log, what="count")
+        # A count that is opened again, after a job that failed, is of the same members.
+        self.sums = SumSteps(masking, store, self._summand, EntryKind.STATISTICS, str, self._pay)
         self._own: Floats | None = None  # this site's counts of the sum under way
-        self._listed: tuple[str, ...] = ()
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {
             Command.MEASURE: self.measure,
-            Command.SUM_INTRODUCE: self.steps.introduction,
-            Command.SUM_MEET: self.sum_meet,
-            Command.SUM_KEYS: self.sum_keys,
-            Command.SUM_SHARES: self.steps.shares,
-            Command.SUM_MASKED: self.sum_masked,
-            Command.SUM_PRESENT: self.sum_present,
-            Command.SUM_OPEN: self.sum_open,
+            **self.sums.commands(),
             Command.SUM_TOTAL: self.sum_total,
         }
 
@@ -231,58 +217,30 @@ class ScaleCounting:
         """Peers have nothing to say here."""
         return b""
 
-    def sum_meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
-        """Everybody's keys; a site whose key is not proven is in no sum."""
-        for name in self.steps.meet(introductions):
-            why = f"the key for masked sums that came as {name}'s is not signed by it"
-            self.log(EntryKind.DECISION, 0, why, sent=False)
-
-    def sum_keys(self, number: int, names: Sequence[str]) -> list[bytes]:
-        """Step 1 of a count; which one, from 1 on."""
+    def _summand(self, number: int, names: Sequence[str]) -> Floats:
+        """This site's counts; the first is number 1."""
         if number != self._tally.found.taken + 1 or self._own is not None or number > PASSES:
             raise RequestError(f"the count {number} is not the next of this site")
         if self.consent is not None:
             self.consent.members(names)
             self.consent.round(sum(e.bytes for e in self.store.traffic() if e.sent))
         self._own = self._counts()
-        return self.steps.keys(number, names)
+        return self._own.ravel()
 
-    def sum_masked(self, number: int, sealed: Mapping[str, bytes]) -> bytes:
-        """Step 3: this site's counts, under its masks; they are paid for where there is a budget."""
-        if self._own is None:
-            raise RequestError(f"there is no count {number} under way")
+    def _pay(self) -> None:
+        """Counts are paid for where there is a budget."""
         method = self.agreement.config()
         if method.privacy.budget is not None:
             pay(self.store, method, Release(0, "statistics", method.training.noise_multiplier))
-        what = f"count {number} of our numeric columns"
-        return self.steps.masked(number, sealed, self._own.ravel(), EntryKind.STATISTICS, what)
-
-    def sum_present(self, number: int, names: Sequence[str]) -> bytes:
-        """Step 4: sign whose counts have come; those of an earlier attempt, if there was one."""
-        listed = tuple(sorted(names))
-        before = json.loads(self.store.facts().get(_OPENED, "{}")).get(str(number))
-        if before is not None and tuple(before) != listed:
-            raise RequestError(
-                f"count {number} was opened with other members before; the difference would reveal a site"
-            )
-        self._listed = listed
-        return self.steps.present(number, names)
-
-    def sum_open(self, number: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
-        """Step 5: the shares that take the masks off the total; whose it is stands on the disk before."""
-        shares = self.steps.opened(number, names, signatures)
-        opened = json.loads(self.store.facts().get(_OPENED, "{}"))
-        self.store.keep(**{_OPENED: json.dumps({**opened, str(number): sorted(names)})})
-        return shares
 
     def sum_total(self, number: int, data: bytes) -> bool:
         """The total of a count, as the scheduler says; whether it was the last."""
         if self._own is None or number != self._tally.found.taken + 1:
             raise RequestError(f"there is no count {number} under way")
-        total = self.steps.total(number, data)
+        total = self.sums.masking.total(number, data)
         if total.size != self._own.size:
             raise RequestError("the total is none")
-        self._tally.members = len(self._listed)
+        self._tally.members = len(self.sums.listed)
         slack = 0.5 + self._tally.doubt()
         if (total < self._own.ravel() - slack).any():
             raise RequestError("the total is less than what this site alone has counted; it is not the total")
@@ -290,7 +248,7 @@ class ScaleCounting:
         if number == 1:
             medians = coarse_medians(self.agreement.uncounted, total.reshape(self._tally.columns, -1))
             self.store.keep(**{MEDIANS: json.dumps(medians)})
-        self._tally.take(total, self._listed)
+        self._tally.take(total, self.sums.listed)
         self._own = None
         if self._tally.found.done:
             self.store.keep(**{_FOUND: json.dumps(self._tally.result())})
@@ -303,5 +261,4 @@ class ScaleCounting:
 
     def log(self, kind: EntryKind, size: int, why: str, number: int = 0, sent: bool = True) -> None:
         # All of it is before the first round, whichever count it belongs to.
-        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        self.store.log(LogEntry(at, 0, self.relay, sent, kind, size, why))
+        self.store.log(LogEntry(utc(), 0, self.relay, sent, kind, size, why))

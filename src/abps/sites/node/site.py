@@ -31,7 +31,6 @@ from abps.sites.consent.keys import Signer
 from abps.sites.node.context import Round, SiteContext, is_round, may_score
 from abps.sites.node.exchanges import Exchanges
 from abps.sites.node.heads import Heads
-from abps.sites.node.masked_sums import MaskedSums
 from abps.sites.node.transport import AuditedTransport, Gate, Send
 from abps.sites.protocol.commands import Command, DeclineCode, DeclineError
 from abps.sites.store.rows import EntryKind, RoundRecord
@@ -76,8 +75,7 @@ class Site:
         self.transport = AuditedTransport(context, send)
         self.gate, self.heads = Gate(context, now), Heads(context, self.transport, signer)
         authority = None if consent is None else consent.authority
-        self.sums = MaskedSums(context, self.transport, signer, authority)
-        self.exchanges = Exchanges(context, self.transport, self.gate, self.sums)
+        self.exchanges = Exchanges(context, self.transport, self.gate, signer, authority)
         self._begun = store.round
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {
@@ -85,12 +83,9 @@ class Site:
             Command.JOIN: self.join,
             Command.INTRODUCE: self.introduce,
             Command.BEGIN: self.begin,
-            Command.CONTRIBUTE: self.exchanges.contribute,
-            Command.COORDINATE: self.exchanges.coordinate,
             Command.CONCLUDE: self.conclude,
             Command.KEEP_BEST: store.keep_best,
-            **self.sums.commands(),
-            Command.SUM_TOTAL: self.exchanges.take_total,
+            **self.exchanges.commands(),
         }
         #: What peers may send, and who handles it.
         self._takers = {
@@ -166,15 +161,9 @@ class Site:
                 f"{'.'.join(map(str, agreed))}, and this site {here}; bring all to the same abps",
             )
 
-    def introduce(
-        self, round: int, to: Sequence[str] | None = None, rows: Mapping[str, int] | None = None
-    ) -> None:
-        """Return to every other member, or to those that have joined since, the head of its own log that this
-        site holds.  rows: how many training rows newcomers have."""
-        if rows:
-            self.context.newcomers(rows)
-        others = self.context.others
-        self.heads.give_back(round, sorted(others if to is None else others & set(to)))
+    def introduce(self, round: int) -> None:
+        """Return to every other member the head of its own log that this site holds."""
+        self.heads.give_back(round, sorted(self.context.others))
 
     def _ask_consent(self, round: int) -> None:
         """Take no part in a round that this site's people do not want any more; nobody is answered then."""
@@ -207,7 +196,7 @@ class Site:
             self.heads.check()
             self._begun = round
             context.round = Round(round, set(context.roster) - set(live) - {self.name})
-            for part in (self.gate, self.heads, self.exchanges, self.sums):
+            for part in (self.gate, self.heads, self.exchanges):
                 part.begin()
             budget = context.budget
             # Where the budget does not afford the round, nothing more is learned from rows.

@@ -7,12 +7,11 @@ are a peer's rate, and its refusals so far.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from typing import TypeVar
 
 from abps.sites.node.context import SiteContext
-from abps.sites.store.rows import EntryKind, LogEntry, canonical
+from abps.sites.store.rows import EntryKind, LogEntry, canonical, utc
 from abps.wire.admission import RateLimit, Reason, Refusal
 
 T = TypeVar("T")
@@ -30,11 +29,6 @@ class UnreachableError(Exception):
 
 #: Send bytes to a peer and return its answer: (peer, kind, data) -> reply, or UnreachableError.
 Send = Callable[[str, EntryKind, bytes], bytes]
-
-
-def utc() -> str:
-    """The time now, as it is written into logs."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 class AuditedTransport:

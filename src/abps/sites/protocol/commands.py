@@ -118,7 +118,6 @@ class Command(StrEnum):
 
     # Of the process that runs the site
     PING = "ping"
-    WAKE = "wake"
     REVOKED = "revoked"
     START = "start"
     POLL = "poll"
@@ -154,11 +153,10 @@ LONG = frozenset({
 
 
 class SiteState(StrEnum):
-    """What a site says to a ping: in the job, its table not open yet, open but not in the job, or at work."""
+    """What a site says to a ping: in the job, not in the job, or at work."""
 
     READY = "ready"
     NEW = "new"
-    OPEN = "open"
     BUSY = "busy"
 
 

@@ -9,9 +9,10 @@ without more than two thirds of the group there is none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,10 +28,16 @@ from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, Failure
 from abps.sites.store.rows import EntryKind, canonical
 
+if TYPE_CHECKING:
+    from abps.sites.store.store import Store
+
 Floats = NDArray[np.float64]
 
 #: What the signature of a kit's key is for.
 PURPOSE = "key of masked sums"
+
+#: The fact of a store that says whose sums were opened, by key.
+OPENED = "opened"
 
 
 #: Writes a row of the log: (kind, bytes, why, round, sent=True); on the disk, if it leaves.
@@ -166,6 +173,91 @@ class Masking:
 
     def _signed(self, name: str, public: bytes) -> bytes:
         return canonical([self.context, name, public.hex()])
+
+
+class SumSteps:
+    """What the scheduler may ask a site about its masked sums, step by step.
+
+    Two sums of different members reveal their difference, and exchanges ask about nearly the same models
+    again and again. So all sums with the same key are of the same members; who they are stays in the store.
+    """
+
+    def __init__(
+        self,
+        masking: Masking,
+        store: Store,
+        summand: Callable[[int, Sequence[str]], Floats],
+        kind: EntryKind,
+        key: Callable[[int], str] = lambda number: "all",
+        leaving: Callable[[], None] = lambda: None,
+    ) -> None:
+        """summand: what this site adds to a sum of a group, or an error.  leaving: called before it leaves.
+        kind: what the log calls it."""
+        self.masking, self._store, self._summand, self._kind = masking, store, summand, kind
+        self._key, self._leaving = key, leaving
+        self._adds: Floats | None = None
+        self.listed: tuple[str, ...] = ()  # whose summands are in the sum under way
+
+    def commands(self) -> dict[Command, Callable[..., Any]]:
+        """What the scheduler may ask for; what it says of the total is for the owner of the sums."""
+        return {
+            Command.SUM_INTRODUCE: self.masking.introduction,
+            Command.SUM_MEET: self.meet,
+            Command.SUM_KEYS: self.keys,
+            Command.SUM_SHARES: self.masking.shares,
+            Command.SUM_MASKED: self.masked,
+            Command.SUM_PRESENT: self.present,
+            Command.SUM_OPEN: self.open,
+        }
+
+    def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
+        """Everybody's keys, as the relay passes them on; a site whose key is not proven is in no sum."""
+        for name in self.masking.meet(introductions):
+            what = f"the key for masked sums that came as {name}'s is not signed by it; no sum with it"
+            self.masking.write(EntryKind.DECISION, 0, what, 0, sent=False)
+
+    def keys(self, number: int, group: Sequence[str]) -> list[bytes]:
+        """Step 1: keys of the masks."""
+        adds = self._summand(number, group)
+        made = self.masking.keys(number, group)
+        self._adds = adds  # only now: nothing leaves twice
+        return made
+
+    def masked(self, number: int, sealed: Mapping[str, bytes]) -> bytes:
+        """Step 3: what this site adds, under its masks, once."""
+        adds, self._adds = self._adds, None
+        if adds is None:
+            raise RequestError(f"there is no summand of {self.masking.what} {number} that has not left yet")
+        self._leaving()
+        what = f"our summand of {self.masking.what} {number}"
+        return self.masking.masked(number, sealed, adds, self._kind, what)
+
+    def present(self, number: int, names: Sequence[str]) -> bytes:
+        """Step 4: sign whose summands have come."""
+        self.listed = tuple(sorted(names))
+        if self.opened(number) not in (None, list(self.listed)):
+            what = (
+                f"the sum of {self.masking.what} {number} is of other members than an earlier one, and the "
+                "difference would reveal these; it is not opened"
+            )
+            self.masking.write(EntryKind.DECISION, 0, what, number, sent=False)
+            raise RequestError(what)
+        return self.masking.present(number, names)
+
+    def open(self, number: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
+        """Step 5: the shares that take the masks off; whose sum it is stands on the disk before."""
+        shares = self.masking.opened(number, names, signatures)
+        known = self._known()
+        if known.setdefault(self._key(number), sorted(names)) == sorted(names):
+            self._store.keep(**{OPENED: json.dumps(known)})
+        return shares
+
+    def opened(self, number: int) -> list[str] | None:
+        """The members of such sums; none before the first."""
+        return self._known().get(self._key(number))
+
+    def _known(self) -> dict[str, list[str]]:
+        return dict(json.loads(self._store.facts().get(OPENED, "{}")))
 
 
 class _refused:

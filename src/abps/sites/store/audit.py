@@ -105,6 +105,7 @@ def verify(store: Store, signer: Signer | None, partner_heads: Collection[Head] 
         # A head without this site's signature proves nothing: anybody could have made it up.
         theirs = [head for head in partner_heads if signed is None or signed(head)]
         faults += _contradictions(theirs, digests, restores, None, "a partner holds")
+        faults += [f"{what} is not what the log says that was kept" for what in store.unbound()]
     return Verification(len(digests) - 1, len(own), len(partner_heads), tuple(faults))
 
 
@@ -180,33 +181,41 @@ def heads_json(store: Store) -> dict[str, Any]:
     return {"schema": SCHEMA, "by": facts["site"], "agreement": facts["agreement"], "heads": held}
 
 
-def read_heads(path: Path, store: Store) -> list[Head]:
-    """The heads of this site's log in a partner's export."""
-    facts = store.facts()
+def read_heads(path: Path, site: str, agreement: str | None, signer: Signer | None = None) -> list[Head]:
+    """The heads of a site's log in a partner's export.
+
+    agreement: of the site's store; none: it has no such store, and only heads that its key signed count.
+    """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']!r}")
-        if data["agreement"] != facts["agreement"]:
-            raise RequestError(f"{path} is of another study than this store")
-        return [
-            Head(
-                str(head["site"]),
-                int(head["rows"]),
-                int(head["round"]),
-                bytes.fromhex(head["digest"]),
-                bytes.fromhex(head["signature"]),
-                int(head["restores"]),
-            )
-            for head in data["heads"]
-            if head["site"] == facts["site"]
-        ]
+        found = [
+            Head(site, int(h["rows"]), int(h["round"]), bytes.fromhex(h["digest"]),
+                 bytes.fromhex(h["signature"]), int(h["restores"]))
+            for h in data["heads"] if h["site"] == site
+        ]  # fmt: skip
+        signed = None if signer is None else _by(signer, str(data["agreement"]))
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}; name a partner's heads.json") from error
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, RequestError):
-            raise
         raise RequestError(f"{path} is not a partner's heads.json ({error!r})") from error
+    if agreement is None:
+        return [head for head in found if signed is not None and signed(head)]
+    if data["agreement"] != agreement:
+        raise RequestError(f"{path} is of another study than this store")
+    return found
+
+
+def check_not_gone(path: Path, site: str, signer: Signer | None, partner: Collection[Path]) -> None:
+    """Refuse a store that is not there, and of whose log partners hold heads: it was deleted."""
+    known = [] if path.is_file() else [h for p in partner for h in read_heads(p, site, None, signer)]
+    if known:
+        last = max(known, key=lambda head: head.rows)
+        raise RequestError(
+            f"{path} is gone: a partner holds the head of its log with {last.rows} rows, signed here in "
+            f"round {last.round}; bring the latest backup back with `abps site restore`"
+        )
 
 
 def backup(path: Path, out: Path) -> Path:

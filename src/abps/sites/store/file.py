@@ -25,7 +25,7 @@ except ImportError:  # not a Unix: the check against a second writer is left out
 APPLICATION = 0x41425053
 
 #: The version of the schema below.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 _SCHEMA = """
     CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -52,10 +52,6 @@ _SCHEMA = """
         number INTEGER PRIMARY KEY, row INTEGER NOT NULL, digest BLOB NOT NULL, signature BLOB NOT NULL
     );
     CREATE TABLE broadcast (round INTEGER PRIMARY KEY, content BLOB NOT NULL);
-    CREATE TABLE refusal (
-        peer TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL, latest TEXT NOT NULL,
-        PRIMARY KEY (peer, reason)
-    ) WITHOUT ROWID;
 """
 
 

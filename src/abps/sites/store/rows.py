@@ -6,6 +6,7 @@ of every later row, and with them the head, which is signed and known to others.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from collections.abc import Mapping
@@ -20,6 +21,11 @@ from numpy.typing import NDArray
 SIZE = 32
 
 
+def utc() -> str:
+    """The time now, as it is written into logs."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
 def canonical(value: Any) -> bytes:
     """Plain data as bytes, the same for equal data; there is no NaN in it."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -29,6 +35,11 @@ def canonical(value: Any) -> bytes:
 def digest(data: bytes) -> bytes:
     """SHA-256."""
     return hashlib.sha256(data).digest()
+
+
+def short_digest(value: Any) -> str:
+    """Equal for the same plain data."""
+    return digest(canonical(value)).hex()[:32]
 
 
 def link(before: bytes, row: Any) -> bytes:
@@ -50,6 +61,10 @@ class EntryKind(StrEnum):
     #: Nothing left or came: people decided something, or brought a backup back.
     DECISION = "decision"
     RESTORED = "restored"
+    #: Also in other tables: what the store keeps, by its digest; messages that were refused (``bytes``: how
+    #: many), and why.
+    KEPT = "kept"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True)

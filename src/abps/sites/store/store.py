@@ -14,6 +14,7 @@ import math
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,14 @@ from abps.sites.store.rows import (
     canonical,
     digest,
     link,
+    short_digest,
+    utc,
 )
 
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
+
+#: Rows of the log that are about the store itself.
+_NOTES = (EntryKind.KEPT, EntryKind.REFUSED)
 
 
 class Store:
@@ -48,6 +54,8 @@ class Store:
         self._file_lock = lock
         self._lock = threading.RLock()
         self._batch = threading.local()  # how deep a thread is in blocks of ``together``
+        self._more: Counter[tuple[str, str]] = Counter()  # refusals since the last row about them
+        self._refused: set[tuple[str, str]] = set()  # peers and reasons with such a row
         self._pending = False  # whether something was written that may not be on the disk yet
 
     # Opening
@@ -82,8 +90,10 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Close the file; nothing is pending, every change was written when it was made."""
+        """Close the file; every change was written when it was made, but for repeated refusals."""
         with self._lock:
+            with contextlib.suppress(RequestError, sqlite3.Error):  # a disk that is full, or closed before
+                self.log(*self._repeated())
             self._db.close()
             store_file.unlock(self._file_lock)
             self._file_lock = None
@@ -141,14 +151,15 @@ class Store:
             for number, partners, rest, validation in self._rows("SELECT * FROM round ORDER BY number")
         ]
 
-    def traffic(self, round: int | None = None) -> list[LogEntry]:
-        """Every payload (of a round), in the order it was written down."""
+    def traffic(self, round: int | None = None, *kinds: EntryKind) -> list[LogEntry]:
+        """Every payload and decision (of a round), or the rows of some kinds, in the order of the log."""
         which = "1" if round is None else f"round = {int(round)}"
         rows = self._rows(f"SELECT {_COLUMNS} FROM traffic WHERE {which} ORDER BY number")
-        return [
+        entries = [
             LogEntry(at, r, peer, bool(sent), EntryKind(kind), size, why)
             for at, r, peer, sent, kind, size, why in rows
         ]
+        return [e for e in entries if (e.kind in kinds if kinds else e.kind not in _NOTES)]
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes sent so far, by kind."""
@@ -161,7 +172,21 @@ class Store:
 
     def refusals(self) -> dict[tuple[str, str], int]:
         """How often each peer's messages were refused, by reason."""
-        return {(peer, why): n for peer, why, n in self._rows("SELECT peer, reason, count FROM refusal")}
+        found = Counter(self._more)
+        for entry in self.traffic(None, EntryKind.REFUSED):
+            found[entry.peer, entry.why.partition(":")[0]] += entry.bytes
+        return dict(found)
+
+    def unbound(self) -> list[str]:
+        """What the store holds otherwise than the log, which is signed, says that it was kept."""
+        said = {e.why.rpartition(": ")[0]: e.why[-32:] for e in self.traffic(None, EntryKind.KEPT)}
+        facts = self.facts()
+        held: dict[str, Any] = {key: facts.get(key) for key in said if not key.startswith("round ")}
+        held |= {f"round {r.number}": _plain(r) for r in self.rounds()}
+        if "model" in said:
+            held["model"] = self._model_hashes(self._db)
+        wrong = [key for key, value in held.items() if said.get(key) != short_digest(value)]
+        return sorted({*wrong, *(key for key in said if key not in held)})
 
     # The log
 
@@ -200,16 +225,39 @@ class Store:
     def log(self, *entries: LogEntry) -> None:
         """Write down payloads. What leaves is on disk before it does (in a block of :meth:`together` by
         :meth:`sync`); what came is with the next that leaves, at the latest at the end of the round."""
-        with self._change(power=any(e.sent for e in entries)) as db:
-            number, before = self._head(db)
-            for e in entries:
-                number += 1
-                row = (number, e.at, e.round, e.peer, int(e.sent), str(e.kind), e.bytes, e.why)
-                before = link(before, row)
-                db.execute(
-                    f"INSERT INTO traffic (number, {_COLUMNS}, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*row, before),
-                )
+        if entries:
+            with self._change(power=any(e.sent for e in entries)) as db:
+                self._append(db, *entries)
+
+    def _append(self, db: sqlite3.Connection, *entries: LogEntry) -> None:
+        number, before = self._head(db)
+        for e in entries:
+            number += 1
+            row = (number, e.at, e.round, e.peer, int(e.sent), str(e.kind), e.bytes, e.why)
+            before = link(before, row)
+            db.execute(
+                f"INSERT INTO traffic (number, {_COLUMNS}, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, before),
+            )
+
+    def _kept(self, content: Mapping[str, Any]) -> list[LogEntry]:
+        """Rows of the log that fix what other tables hold."""
+        facts = self.facts()
+        return [
+            LogEntry(
+                utc(), int(facts["round"]), facts["site"], False, EntryKind.KEPT, 0,
+                f"{what}: {short_digest(value)}",
+            )
+            for what, value in content.items()
+        ]  # fmt: skip
+
+    def _repeated(self) -> list[LogEntry]:
+        """Refusals that were counted since the last row about them."""
+        more, self._more = self._more, Counter()
+        return [
+            LogEntry(utc(), 0, peer, False, EntryKind.REFUSED, count, f"{reason}: as before")
+            for (peer, reason), count in sorted(more.items())
+        ]
 
     def keep_head(self, head: Head) -> None:
         """Keep a signed head: the site's own, or what a partner says of its log."""
@@ -243,16 +291,18 @@ class Store:
         """Write down facts of the study, on disk before anything that follows from them leaves."""
         with self._change() as db:
             db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", list(facts.items()))
+            self._append(db, *self._kept(facts))
             self._seal(db)
 
     def refused(self, peer: str, reason: str, detail: str) -> None:
-        """Count a refused message against its sender."""
-        with self._change(power=False) as db:
-            db.execute(
-                "INSERT INTO refusal VALUES (?, ?, 1, ?) ON CONFLICT (peer, reason) "
-                "DO UPDATE SET count = count + 1, latest = excluded.latest",
-                (peer, reason, detail),
-            )
+        """Count a refused message against its sender: the first in a round has a row of its own, the others
+        one row when the round or the job ends: nobody can fill the log."""
+        with self._lock:
+            repeated = (peer, reason) in self._refused
+            self._refused.add((peer, reason))
+            self._more[peer, reason] += repeated
+        if not repeated:
+            self.log(LogEntry(utc(), 0, peer, False, EntryKind.REFUSED, 1, f"{reason}: {detail}"))
 
     def finish(self, done: RoundRecord) -> bool:
         """Write a round, whole. False if it had been finished before: nothing is counted twice."""
@@ -275,6 +325,10 @@ class Store:
             )
             db.executemany("INSERT INTO broadcast VALUES (?, ?)", sorted(done.broadcasts.items()))
             db.execute("UPDATE fact SET value = ? WHERE key = 'round'", (str(done.round),))
+            row = RoundRow(done.round, tuple(sorted(done.partners)), done.rest, validation)
+            kept = {f"round {done.round}": _plain(row), "model": self._model_hashes(db)}
+            self._append(db, *self._repeated(), *self._kept(kept))
+            self._refused.clear()
             self._seal(db)
         return True
 
@@ -286,6 +340,12 @@ class Store:
                 "SELECT 'best', round, weights, digest FROM model WHERE which = 'current'"
             )
             self._seal(db)
+
+    def _model_hashes(self, db: sqlite3.Connection) -> list[str]:
+        """Of the current model, of the method's state, and of all applied broadcasts."""
+        content = [*db.execute("SELECT weights FROM model WHERE which = 'current'")]
+        content += [*db.execute("SELECT content FROM state"), *db.execute("SELECT content FROM broadcast")]
+        return [digest(bytes(blob)).hex() for (blob,) in content]
 
     # Transactions
 
@@ -353,3 +413,7 @@ class Store:
         for number, last in db.execute("SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1"):
             return int(number), bytes(last)
         return 0, self.log_start()
+
+
+def _plain(row: RoundRow) -> list[Any]:
+    return [row.number, list(row.partners), row.rest, row.validation]
