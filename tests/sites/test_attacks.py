@@ -261,7 +261,6 @@ LIES = [
     ("hello", lambda facts: facts | {"rows": float("nan")}),
     ("hello", lambda facts: facts | {"wire": [1, 3]}),
     ("hello", lambda facts: facts | {"wire": "2.0"}),
-    ("hello", lambda facts: facts | {"validation": {"x": 1}}),
     ("hello", lambda facts: facts | {"agreement": 7}),
     ("open", "done"),
     ("contribute", ["done"]),

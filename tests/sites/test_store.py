@@ -40,7 +40,6 @@ def test_what_is_written_is_read_back_after_reopening(path):
     store = fresh(path)
     assert store.round == 0 and store.model() is None
     assert store.finish(finished(1))
-    store.keep_best()
     assert store.finish(finished(2, validation=float("nan")))
     entry = LogEntry("2026-01-01T00:00:00", 2, "bea", True, EntryKind.UPLOAD, 123, "partner of round 2")
     store.log(entry)
@@ -50,7 +49,6 @@ def test_what_is_written_is_read_back_after_reopening(path):
     store = fresh(path)
     assert store.round == 2
     np.testing.assert_array_equal(store.model(), np.arange(6, dtype=np.float32) + 2)
-    np.testing.assert_array_equal(store.model("best"), np.arange(6, dtype=np.float32) + 1)
     assert store.traffic() == [entry] and store.sent_bytes() == {"upload": 123}
     assert store.refusals() == {("eve", "wrong round"): 2}
     assert [r.validation for r in store.rounds()] == [0.6, None]

@@ -143,8 +143,7 @@ def site_model(store: Store, own: SiteFile) -> FitResult:
     book, seed, config = agreement.book, agreement.seed, agreement.config()
     if isinstance(config, Regression):
         raise RequestError("a regression estimates effects; they are in effects.csv")
-    weights = store.model("best") if config.stop.restore_best else None
-    weights = store.model() if weights is None else weights
+    weights = store.model()
     if weights is None:
         raise RequestError(f"{own.site}: no round is finished yet, so there is no model")
     federation = own.read_table(book)

@@ -81,8 +81,8 @@ class Agreement:
         """The method as sites run it: with a coordinator that rotates among them."""
         given = self.configured()
         config = _between_sites(self.method, given)
-        if config.stop.metric != "auroc":
-            raise RequestError("metric=loss: sites report validation AUROCs; set metric=auroc")
+        if config.stop.patience or config.stop.restore_best:
+            raise RequestError("patience and restore_best are for simulations: sites run all rounds")
         outcome = self.book.outcome
         if not outcome.binary and given.only_binary:
             raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {given.only_binary}")

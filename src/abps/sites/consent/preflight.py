@@ -26,7 +26,6 @@ import psutil
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.release import VERSION
@@ -47,47 +46,11 @@ ENGINE = ((2, 9), (2, 10))
 #: Rows and events that a site's table needs to be of any use.
 FEWEST_ROWS, FEWEST_EVENTS = 50, 10
 
-#: Seconds between the clocks of a site and of the relay from which on a check warns, and fails.
-SKEW = (30.0, 300.0)
-
 #: Seconds that the relay gets to answer.
 TIMEOUT = 5.0
 
 RENEW_KEY = "run `abps site request`, and let the operator certify it"
 RENEW_NETWORK = "the whole network needs a new authority: provision into a new folder"
-
-
-#: What a site knows of the relay's clock, in its ``local`` folder.
-CLOCK = "abps-clock.json"
-
-_CLOCK_SCHEMA = "abps.clock/1"
-
-
-@dataclass(frozen=True)
-class Skew:
-    """How many seconds this machine's clock is ahead of the relay's, and when that was seen (UTC)."""
-
-    seconds: float
-    at: str
-
-
-def note_clock(local: Path, relay: float) -> None:
-    """Write down how far the relay's clock is from ours; relay: its seconds since 1970."""
-    now = datetime.datetime.now(datetime.UTC)
-    skew = {"seconds": round(now.timestamp() - relay, 1), "at": now.isoformat(timespec="seconds")}
-    with contextlib.suppress(RequestError, OSError):
-        files.write_json(Path(local) / CLOCK, {"schema": _CLOCK_SCHEMA, **skew})
-
-
-def read_clock(local: Path) -> Skew | None:
-    """What was written down last; None before the first job."""
-    try:
-        data = json.loads((Path(local) / CLOCK).read_text(encoding="utf-8"))
-        if data.pop("schema") != _CLOCK_SCHEMA:
-            return None
-        return Skew(float(data["seconds"]), str(data["at"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 class State(StrEnum):
@@ -180,20 +143,12 @@ def _certificates(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
 
 
 def clock(kit: Kit, now: datetime.datetime) -> Check:
-    """Whether this machine's clock can be right: by the kit's certificate, and the relay's clock."""
+    """Whether this machine's clock can be right, by the kit's certificate; nothing else depends on it."""
     with contextlib.suppress(RequestError):
         made = read_certificate(kit.certificate).not_valid_before_utc
         if made - now > datetime.timedelta(minutes=5):
             return Check("clock", State.FAIL, f"it is {made - now} behind the day the kit was made; set it")
-    skew = read_clock(kit.local)
-    if skew is None:
-        return Check("clock", State.OK, f"{now:%Y-%m-%d %H:%M:%S} UTC; the first job compares it")
-    state = State.OK if abs(skew.seconds) <= SKEW[0] else State.WARN
-    state = state if abs(skew.seconds) <= SKEW[1] else State.FAIL
-    which = "ahead of" if skew.seconds > 0 else "behind"
-    remedy = "" if state is State.OK else "; set it, or ask the operator to"
-    said = f"it was {abs(skew.seconds):.0f} s {which} the relay's clock on {skew.at}{remedy}"
-    return Check("clock", state, said)
+    return Check("clock", State.OK, f"{now:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def _relay(kit: Kit) -> Iterator[Check]:

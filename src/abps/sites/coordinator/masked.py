@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,7 +55,7 @@ def measure(
 ) -> dict[str, Any]:
     """The relay's part: what the study lacks, as sites know it from an earlier job, or counted now."""
     _, why = run_with_approval(
-        line, sorted(members), timeouts.work, timeouts, Command.OPEN, time.time(), [MEASURE],
+        line, sorted(members), timeouts.work, timeouts, Command.OPEN, [MEASURE],
         notice=lambda waiting: notice(0, Command.OPEN, waiting),
     )  # fmt: skip
     there = [name for name in sorted(members) if name not in why]

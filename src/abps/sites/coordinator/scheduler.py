@@ -8,7 +8,6 @@ round and are asked again in the next. A site whose process was gone takes part 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,6 @@ import numpy as np
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.streams import center_ids
-from abps.methods.base import Stopping
 from abps.methods.coordinated import coordinators
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
@@ -84,7 +82,6 @@ class JobReport:
     members: tuple[str, ...]
     left_out: dict[str, str]
     rounds: tuple[JobRound, ...]
-    best: int
     stopped_early: bool
     validation: dict[str, float]
 
@@ -107,18 +104,7 @@ class _JobState:
     well: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
     reports: list[JobRound] = field(default_factory=list)
-    best: int = 0
-    best_value: float = math.nan
     values: dict[str, float] = field(default_factory=dict)  # validation scores of the last round
-
-    def score(self, t: int, values: Sequence[float], stop: Stopping) -> tuple[float, bool]:
-        """The mean validation score of a round, and whether it is the best so far."""
-        known = [value for value in values if math.isfinite(value)]
-        mean = float(np.mean(known)) if known else math.nan
-        better = self.best == 0 or stop.better(mean, self.best_value)
-        if better:
-            self.best, self.best_value = t, mean
-        return mean, better
 
 
 class Scheduler:
@@ -171,9 +157,6 @@ class Scheduler:
         most = int(Limits().rows * float(np.median(list(reported.values()))))
         sizes = {name: min(rows, most) for name, rows in reported.items()}
         state = _JobState(roster, sizes)
-        for t in sorted({int(t) for facts in ready.values() for t in facts["validation"]}):
-            known = [facts["validation"].get(str(t)) for facts in ready.values()]
-            state.score(t, [value for value in known if value is not None], self.method.stop)
         joined, absent = self._join(sorted(ready), first, state)
         left_out |= absent
         if self.method.privacy.secure:
@@ -184,14 +167,13 @@ class Scheduler:
         state.joined = state.well = frozenset(joined)
         stopped = False
         for t in range(first, min(first + self.rounds - 1, self.agreement.rounds) + 1):
-            finished = self._round(t, state)
-            if finished or self.method.stop.over(t, state.best):
-                stopped = True
+            stopped = self._round(t, state)
+            if stopped:
                 break
         agreement, gone = self.agreement, {name: str(why) for name, why in left_out.items()}
         return JobReport(
             agreement.study, agreement.method, agreement.seed, agreement.digest(), first, roster, gone,
-            tuple(state.reports), state.best, stopped, state.values,
+            tuple(state.reports), stopped, state.values,
         )  # fmt: skip
 
     # Who takes part
@@ -199,7 +181,7 @@ class Scheduler:
     def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
         """The sites that are there and agree; and why others are not."""
         _, failures = run_with_approval(
-            self.line, roster, self.timeouts.work, self.timeouts, Command.OPEN, time.time(),
+            self.line, roster, self.timeouts.work, self.timeouts, Command.OPEN,
             *self._open_arguments, notice=lambda waiting: self.notice(self._at, Command.OPEN, waiting),
         )  # fmt: skip
         ready, unfit = self._greet([name for name in roster if name not in failures])
@@ -375,11 +357,8 @@ class Scheduler:
         for _, each, _ in concluded.values():
             sums.update(each)
         values = {name: value for name, (value, _, _) in sorted(concluded.items()) if math.isfinite(value)}
-        mean, better = state.score(t, list(values.values()), self.method.stop)
         state.values = values
         late = {name: round(float(s), 1) for name, s in sorted(self._late.items()) if s >= SLOW}
-        if better and self.method.stop.restore_best:
-            self.line.ask(_without(present, missing), Command.KEEP_BEST, seconds=self.timeouts.sign)
         state.reports.append(
             JobRound(
                 t,
@@ -387,7 +366,7 @@ class Scheduler:
                 {name: str(failure) for name, failure in sorted(missing.items())},
                 {name: each["partners"] for name, (_, each, _) in sorted(concluded.items())},
                 sums["bytes"],
-                mean if math.isfinite(mean) else None,
+                float(np.mean(list(values.values()))) if values else None,
                 len(values),
                 late,
                 round(self.line.now() - began, 3),

@@ -27,7 +27,6 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.kit import Membership
-from abps.sites.consent.preflight import note_clock
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sharing import gather
 from abps.sites.coordinator.masked import measure
@@ -220,13 +219,8 @@ class FlareSite:
         self._work.start()
         return self._poll()
 
-    def _open(self, clock: float | None = None, which: Any = None, scales: Any = None) -> None:
-        """Open this site's part.  clock: the relay's, in seconds since 1970.
-
-        which: whether the common scales are counted first.  scales: what was counted.
-        """
-        if isinstance(clock, float):
-            note_clock(self._job.local, clock)
+    def _open(self, which: Any = None, scales: Any = None) -> None:
+        """Open this site's part.  which: whether the common scales are counted first; scales: what was."""
         if self._site is not None and (which, scales) != self._opened_as:
             self._site.store.close()
             self._site, self._joined = None, False

@@ -84,7 +84,6 @@ class Site:
             Command.INTRODUCE: self.introduce,
             Command.BEGIN: self.begin,
             Command.CONCLUDE: self.conclude,
-            Command.KEEP_BEST: store.keep_best,
             **self.exchanges.commands(),
         }
         #: What peers may send, and who handles it.
@@ -121,13 +120,10 @@ class Site:
     def hello(self) -> dict[str, Any]:
         """How far this site is, and what the scheduler needs to keep the study's rules."""
         store = self.store
-        asked = self.context.method.stop.patience and self._scored
-        seen = {r.number: r.validation for r in store.rounds()} if asked else {}
         facts = {
             "round": store.round,
             "agreement": self.agreement.digest(),
             "rows": int(self.context.data.train.sizes[0]),
-            "validation": {str(t): value for t, value in seen.items() if value is not None},
             "wire": list(versions.VERSION),
             "finished": bool(store.round and self.context.method.finished(self.context.state)),
         }

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from abps import files
@@ -186,13 +185,6 @@ def export(store: Store, out: Path) -> list[Path]:
     if spent is not None:
         written.append(folder / PRIVACY)
         files.write_json(written[-1], spent)
-    for which in ("current", "best"):
-        weights = store.model(which)
-        if weights is not None:
-            path = folder / f"model-{which}.npy"
-            with files.replacing(path) as part, part.open("wb") as stream:
-                np.save(stream, weights)
-            written.append(path)
     return written
 
 

@@ -20,64 +20,43 @@ from abps.wire import versions
 
 
 class DeclineCode(StrEnum):
-    """Why a site is left out: codes that a site may send, and those of the scheduler itself."""
+    """Why a site is left out, with the sentence for others; the last six are the scheduler's own, and no site
+    may send them."""
 
-    FILE = "file"
-    ALLOWED = "allowed"
-    AGREEMENT = "agreement"
-    TABLE = "table"
-    STORE = "store"
-    PROPOSAL = "proposal"
-    POLICY = "policy"
-    APPROVAL = "approval"
-    REFUSED = "refused"
-    WITHDRAWN = "withdrawn"
-    MEMBERS = "members"
-    SPENT = "spent"
-    FEW = "few"
-    VERSION = "version"
-    LOG = "log"
-    STEP = "step"
-    FAULT = "fault"
-    # Of the scheduler
-    UNREACHABLE = "unreachable"
-    INVALID_ANSWER = "invalid answer"
-    LATE = "late"
-    NOT_READY = "not ready"
-    MISFIT = "misfit"
-    EXPELLED = "expelled"
+    sentence: str
+
+    def __new__(cls, value: str, sentence: str) -> DeclineCode:
+        """A code and its sentence."""
+        made = str.__new__(cls, value)
+        made._value_, made.sentence = value, sentence
+        return made
+
+    FILE = "file", "its own file is missing or cannot be read"
+    ALLOWED = "allowed", "it does not allow a package that the job names"
+    AGREEMENT = "agreement", "it cannot run what the job asks for"
+    TABLE = "table", "its table does not fit the study"
+    STORE = "store", "its store cannot be used for this study"
+    PROPOSAL = "proposal", "it does not trust the job's proposal"
+    POLICY = "policy", "the study asks for more than its policy allows"
+    APPROVAL = "approval", "nobody there has approved it yet"
+    REFUSED = "refused", "it has refused the study"
+    WITHDRAWN = "withdrawn", "it has withdrawn from the study"
+    MEMBERS = "members", "the job has sites that it did not approve"
+    SPENT = "spent", "the hours or bytes that it allows are spent"
+    FEW = "few", "it has fewer rows or events than its policy asks for"
+    VERSION = "version", "it does not speak the job's version of the wire format"
+    LOG = "log", "its log is not the one that its partners know"
+    STEP = "step", "it refused what the scheduler asked"
+    FAULT = "fault", "internal error at the site"
+    UNREACHABLE = "unreachable", "it does not answer"
+    INVALID_ANSWER = "invalid answer", "its answer is not valid"
+    LATE = "late", "it was too late"
+    NOT_READY = "not ready", "it is not ready yet"
+    MISFIT = "misfit", "it does not fit this job"
+    EXPELLED = "expelled", "the network's authority has revoked its membership"
 
 
-_OF_SCHEDULER = frozenset({
-    DeclineCode.UNREACHABLE, DeclineCode.INVALID_ANSWER, DeclineCode.LATE, DeclineCode.NOT_READY,
-    DeclineCode.MISFIT, DeclineCode.EXPELLED,
-})  # fmt: skip
-
-_SENTENCES = {
-    DeclineCode.FILE: "its own file is missing or cannot be read",
-    DeclineCode.ALLOWED: "it does not allow a package that the job names",
-    DeclineCode.AGREEMENT: "it cannot run what the job asks for",
-    DeclineCode.TABLE: "its table does not fit the study",
-    DeclineCode.STORE: "its store cannot be used for this study",
-    DeclineCode.PROPOSAL: "it does not trust the job's proposal",
-    DeclineCode.POLICY: "the study asks for more than its policy allows",
-    DeclineCode.APPROVAL: "nobody there has approved it yet",
-    DeclineCode.REFUSED: "it has refused the study",
-    DeclineCode.WITHDRAWN: "it has withdrawn from the study",
-    DeclineCode.MEMBERS: "the job has sites that it did not approve",
-    DeclineCode.SPENT: "the hours or bytes that it allows are spent",
-    DeclineCode.FEW: "it has fewer rows or events than its policy asks for",
-    DeclineCode.VERSION: "it does not speak the job's version of the wire format",
-    DeclineCode.LOG: "its log is not the one that its partners know",
-    DeclineCode.STEP: "it refused what the scheduler asked",
-    DeclineCode.FAULT: "internal error at the site",
-    DeclineCode.UNREACHABLE: "it does not answer",
-    DeclineCode.INVALID_ANSWER: "its answer is not valid",
-    DeclineCode.LATE: "it was too late",
-    DeclineCode.NOT_READY: "it is not ready yet",
-    DeclineCode.MISFIT: "it does not fit this job",
-    DeclineCode.EXPELLED: "the network's authority has revoked its membership",
-}
+_SENT_BY_SITES = tuple(DeclineCode)[:-6]
 
 
 @dataclass(frozen=True)
@@ -88,15 +67,13 @@ class Failure:
     detail: str = ""
 
     def __str__(self) -> str:
-        if self.detail:
-            return self.detail
-        more = "" if self.code in _OF_SCHEDULER else "; its log says more"
-        return _SENTENCES[self.code] + more
+        more = "; its log says more" if self.code in _SENT_BY_SITES else ""
+        return self.detail or self.code.sentence + more
 
     @staticmethod
     def sent(value: Any) -> Failure:
         """The failure that a site's code stands for; whatever else it sent is not repeated."""
-        known = isinstance(value, str) and value in set(DeclineCode) - _OF_SCHEDULER
+        known = isinstance(value, str) and value in _SENT_BY_SITES
         return Failure(DeclineCode(value) if known else DeclineCode.INVALID_ANSWER)
 
 
@@ -130,7 +107,6 @@ class Command(StrEnum):
     # A round
     BEGIN = "begin"
     CONCLUDE = "conclude"
-    KEEP_BEST = "keep_best"
     CONTRIBUTE = "contribute"
     COORDINATE = "coordinate"
     # Masked sums, and counts for common scales
@@ -250,16 +226,12 @@ def hello(value: Any, rounds: int) -> dict[str, Any]:
     """A site's first answer."""
     if not isinstance(value, dict) or not isinstance(value["agreement"], str):
         raise ValueError("no facts")
-    seen = value["validation"]
-    if not isinstance(seen, dict) or len(seen) > rounds:
-        raise ValueError("no rounds")
     return {
         "round": whole(value["round"], 0, rounds),
         "agreement": value["agreement"],
         "rows": whole(value["rows"], 1, MOST_ROWS),
         "wire": version(value["wire"]),
         "finished": value["finished"] is True,
-        "validation": {str(whole(int(t), 1, rounds)): score(v) for t, v in seen.items()},
     }
 
 

@@ -30,8 +30,9 @@ SCHEMA_VERSION = 8
 _SCHEMA = """
     CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE model (
-        which TEXT PRIMARY KEY, round INTEGER NOT NULL, weights BLOB NOT NULL, digest BLOB NOT NULL
-    ) WITHOUT ROWID;
+        only INTEGER PRIMARY KEY CHECK (only = 1), round INTEGER NOT NULL, weights BLOB NOT NULL,
+        digest BLOB NOT NULL
+    );
     CREATE TABLE state (
         only INTEGER PRIMARY KEY CHECK (only = 1), members TEXT NOT NULL, content BLOB NOT NULL,
         digest BLOB NOT NULL
@@ -68,7 +69,7 @@ def content_digest(db: sqlite3.Connection) -> str:
         digest.update(b"|")
     # Large content is hashed once, when it is written; here it must still have that hash.
     for which, number, content, written in (
-        *db.execute("SELECT * FROM model ORDER BY which"),
+        *db.execute("SELECT * FROM model"),
         *db.execute("SELECT 'state', members, content, digest FROM state"),
     ):
         intact = content_hash(content) == written

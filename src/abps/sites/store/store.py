@@ -139,9 +139,9 @@ class Store:
         rows = self._rows("SELECT members, content FROM state")
         return None if not rows else (tuple(json.loads(rows[0][0])), bytes(rows[0][1]))
 
-    def model(self, which: str = "current") -> NDArray[np.float32] | None:
-        """(P,) the model after the last round, or the ``best`` one; None before the first round."""
-        rows = self._rows("SELECT weights FROM model WHERE which = ?", which)
+    def model(self) -> NDArray[np.float32] | None:
+        """(P,) the model after the last round; None before the first."""
+        rows = self._rows("SELECT weights FROM model")
         return None if not rows else np.frombuffer(rows[0][0], dtype="<f4").astype(np.float32)
 
     def rounds(self) -> list[RoundRow]:
@@ -312,7 +312,7 @@ class Store:
             if done.round <= self.round:
                 return False
             db.execute(
-                "INSERT OR REPLACE INTO model VALUES ('current', ?, ?, ?)",
+                "INSERT OR REPLACE INTO model VALUES (1, ?, ?, ?)",
                 (done.round, blob, store_file.content_hash(blob)),
             )
             db.execute(
@@ -332,18 +332,9 @@ class Store:
             self._seal(db)
         return True
 
-    def keep_best(self) -> None:
-        """Keep the model of the last round apart, as the best so far."""
-        with self._change() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO model "
-                "SELECT 'best', round, weights, digest FROM model WHERE which = 'current'"
-            )
-            self._seal(db)
-
     def _model_hashes(self, db: sqlite3.Connection) -> list[str]:
         """Of the current model, of the method's state, and of all applied broadcasts."""
-        content = [*db.execute("SELECT weights FROM model WHERE which = 'current'")]
+        content = [*db.execute("SELECT weights FROM model")]
         content += [*db.execute("SELECT content FROM state"), *db.execute("SELECT content FROM broadcast")]
         return [digest(bytes(blob)).hex() for (blob,) in content]
 
