@@ -169,9 +169,16 @@ def test_jobs_follow_each_other_to_the_end_of_a_study(told):
     assert [r["round"] for r in done.report["rounds"]] == [1, 2, 3, 4, 7, 8, 9, 10, 11, 12]
     assert done.report["first"] == 1 and done.report["bytes"] == 4 + 10 + 12
     assert told == [
-        "job job: round 4 of 12", "the job is lost", "away", "the job is lost", "job job: round 10 of 12",
-        "job job: round 12 of 12",
+        "job job: round 4 of 12", "the job is lost; submitting again", "away; submitting again",
+        "the job is lost; submitting again", "job job: round 10 of 12", "job job: round 12 of 12",
     ]  # fmt: skip
+
+
+def test_a_study_that_waits_for_a_member_is_submitted_again(told):
+    waits = {"error": "there is no masked sum; without a summand were: south", "waits": True}
+    done = jobs.to_the_end(played(report(1, 2), waits, waits, report(3, 12)), 12, told.append)
+    assert len(done.report["rounds"]) == 12 and "south; submitting again" in told[1]
+    assert jobs.to_the_end(played(*[waits] * 9), 12, told.append).report == waits  # not for ever
 
 
 def test_a_study_that_stops_early_is_over(told):

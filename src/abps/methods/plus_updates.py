@@ -19,7 +19,7 @@ from abps.methods.plus_state import (
 )
 from abps.models import common_fit
 from abps.models.common_fit import FitState
-from abps.models.families import Multinomial
+from abps.models.families import Family, Multinomial
 from abps.models.hierarchical import (
     ALONE_INTERCEPT_VARIANCE,
     CommonModel,
@@ -53,6 +53,10 @@ NEXT_PATIENTS = 100.0
 #: By how much the log-evidence of a center's own rows must speak for its own model before it keeps that,
 #: beside the logarithm of the number of centers: among many, some do so by chance.
 REST_MARGIN = 3.0
+
+#: Under masks: by how much, per row and in standard errors, the common model may fit a center's own rows worse
+#: than a model of these rows alone.
+MOST_HARM, HARM_ERRORS = 0.05, 3.0
 
 
 def after_start(
@@ -344,6 +348,32 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
             modes[i] = own_posterior(state, local, i, means[i], free=True)[1]
     hope = float(np.mean(hopes)) if len(hopes) == state.fit.centers else -1.0
     return replace(state, own=replace(state.own, modes=modes), resting=resting, hope=hope)
+
+
+def without_harm(state: PlusState, local: LocalRows) -> PlusState:
+    """Centers whose own rows fit much worse than under a model in which nobody else had a part keep that one.
+
+    Under masks nobody can look at an upload, and a member that lies moves the common model at will; this
+    bounds what it can do to the others. Nothing of the exchanges enters: neither prior nor intercept.
+    """
+    rows, shape = local.rows, local.rows.shape
+    nothing = CommonModel(np.zeros(shape), np.zeros(shape), 1.0)
+    modes, resting = state.own.modes.copy(), state.resting.copy()
+    for i in range(rows.n):
+        x, y = rows.design(i), rows.outcomes(i)
+        own = alone(x, y, rows.family, local.group.reshape(shape), nothing).model
+        with np.errstate(all="ignore"):  # a falsified model may have any size
+            worse = _losses(rows.family, x, y, modes[i].reshape(shape))
+            worse = worse - _losses(rows.family, x, y, own)
+            harm, doubt = worse.mean(), worse.std() / np.sqrt(max(len(y), 1))
+        if not harm <= max(MOST_HARM, HARM_ERRORS * doubt):
+            modes[i], resting[i] = own.ravel(), True
+    return replace(state, own=replace(state.own, modes=modes), resting=resting)
+
+
+def _losses(family: Family, x: Floats, y: Floats, model: Floats) -> Floats:
+    z = x @ model.T @ family.mix + family.baseline
+    return family.loss(z, y, np.array([0, len(y)]))
 
 
 def _surprising(state: PlusState, local: LocalRows, means: Floats) -> NDArray[np.bool_]:

@@ -24,6 +24,7 @@ from abps.sites.consent.journal import Journal
 from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sitefile import SiteFile
+from abps.sites.consent.tables import check_table
 from abps.sites.node import measuring
 from abps.sites.node.privacy_ledger import account_of, inherit
 from abps.sites.node.site import Site
@@ -97,6 +98,7 @@ def open_study(
     with declining(DeclineCode.TABLE):
         table = own.read_table(agreement.book)
         _names_nobody(table, agreement)
+        check_table(own, agreement.book.min_cell)
     with declining(DeclineCode.FEW):
         own.policy.check_rows(table.rows, table.outcome.informative(table.label))
     # What protects patients must not follow from a seed that all know.
