@@ -12,6 +12,9 @@ import pytest
 
 from abps.cli.site_operator import _show_report
 from abps.core.errors import RequestError
+from abps.methods.plus_state import local_of
+from abps.models import hierarchical
+from abps.models.hierarchical import CommonModel
 from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import SiteFile
@@ -221,6 +224,42 @@ def test_two_of_eight_aim_at_one_coefficient(eight, tmp_path, entry, push):
     cost = [clean.sites[n].test_score() - network.sites[n].test_score() for n in honest]
     assert max(moved) < (0.1 if push > 10 else 1.0) and np.nanmean(cost) < 0.02, (moved, cost)
     close(clean)
+    close(network)
+
+
+@pytest.mark.parametrize(("liars", "entry", "push"), [(1, 3, 1e4), (2, 3, 100.0), (2, 10, 3.0)])
+def test_under_masks_liars_can_do_no_more_than_leave_the_others_alone(eight, tmp_path, liars, entry, push):
+    """Nobody can look at an upload, so the common model is the liars'. A site whose own rows it fits much
+    worse than a model of these rows alone keeps the latter: once a coefficient moved by 11,000."""
+    agreement, bad = eight.agreement("abps-plus", rounds=12, **LINEAR, secure="yes"), eight.names[:liars]
+    network = opened(eight, agreement, tmp_path)
+
+    def lying(site):
+        honest = site.commands[Command.CONTRIBUTE]
+
+        def contribute(round, gone=()):
+            entries = honest(round, gone)
+            site.exchanges.summand[entry] += push
+            return entries
+
+        site.commands[Command.CONTRIBUTE] = contribute
+
+    for name in bad:
+        lying(network.sites[name])
+    Scheduler(network, agreement, 12, QUICK).run(eight.names)
+    moved, kept_own = [], 0
+    for name in eight.names[liars:]:
+        state, context = network.sites[name].context.state, network.sites[name].context.method_context
+        local, wide = context.derived, local_of(context, state).rows  # without and with pairs of columns
+        shape, y, family = local.rows.shape, wide.outcomes(0), wide.family
+        nothing = CommonModel(np.zeros(shape), np.zeros(shape), 1.0)
+        alone = hierarchical.alone(local.rows.design(0), y, family, local.group.reshape(shape), nothing).model
+        logits = wide.design(0) @ state.own.modes[0].reshape(wide.shape).T, local.rows.design(0) @ alone.T
+        loss = [family.loss(z, y, np.array([0, len(y)])).sum() for z in logits]
+        assert loss[0] <= loss[1] + max(0.05 * len(y), 20.0), (name, loss)
+        moved.append(abs(network.sites[name].models[0][entry]))
+        kept_own += bool(state.resting[0])
+    assert max(moved) < 10 and (kept_own > len(moved) // 2) == (push > 10), (moved, kept_own)
     close(network)
 
 

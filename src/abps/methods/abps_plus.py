@@ -259,7 +259,7 @@ class ABPSPlus(CoordinatedMethod):
             if self.keep_own:
                 state = plus_updates.keep_own(state, local)
             if self.privacy.secure:
-                state = plus_updates.without_harm(state, local)
+                state = plus_updates.without_harm(state, local, context.derived)
             state = replace(state, over=True)
         return replace(state, models=as_models(state.own.modes, local, state.pairs))
 

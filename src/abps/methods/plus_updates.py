@@ -54,9 +54,9 @@ NEXT_PATIENTS = 100.0
 #: beside the logarithm of the number of centers: among many, some do so by chance.
 REST_MARGIN = 3.0
 
-#: Under masks: by how much, per row and in standard errors, the common model may fit a center's own rows worse
-#: than a model of these rows alone.
-MOST_HARM, HARM_ERRORS = 0.05, 3.0
+#: Under masks: by how much, per row and in all, the common model may fit a center's own rows worse than a
+#: model of these rows alone: more than the latter gains by being fitted to them.
+MOST_HARM, MOST_HARM_ALL = 0.05, 20.0
 
 
 def after_start(
@@ -350,30 +350,31 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     return replace(state, own=replace(state.own, modes=modes), resting=resting, hope=hope)
 
 
-def without_harm(state: PlusState, local: LocalRows) -> PlusState:
+def without_harm(state: PlusState, local: LocalRows, plain: LocalRows) -> PlusState:
     """Centers whose own rows fit much worse than under a model in which nobody else had a part keep that one.
 
     Under masks nobody can look at an upload, and a member that lies moves the common model at will; this
-    bounds what it can do to the others. Nothing of the exchanges enters: neither prior nor intercept.
+    bounds what it can do to the others. Nothing of the exchanges enters: no prior, no intercept, no pairs.
+
+    plain: the same rows without pairs.
     """
-    rows, shape = local.rows, local.rows.shape
-    nothing = CommonModel(np.zeros(shape), np.zeros(shape), 1.0)
+    rows, shape, bare = local.rows, local.rows.shape, plain.rows.shape
+    nothing, further = CommonModel(np.zeros(bare), np.zeros(bare), 1.0), shape[1] - bare[1]
     modes, resting = state.own.modes.copy(), state.resting.copy()
     for i in range(rows.n):
         x, y = rows.design(i), rows.outcomes(i)
-        own = alone(x, y, rows.family, local.group.reshape(shape), nothing).model
+        found = alone(plain.rows.design(i), y, rows.family, plain.group.reshape(bare), nothing).model
+        own = widened(found.ravel(), plain, further).reshape(shape)
         with np.errstate(all="ignore"):  # a falsified model may have any size
-            worse = _losses(rows.family, x, y, modes[i].reshape(shape))
-            worse = worse - _losses(rows.family, x, y, own)
-            harm, doubt = worse.mean(), worse.std() / np.sqrt(max(len(y), 1))
-        if not harm <= max(MOST_HARM, HARM_ERRORS * doubt):
+            harm = _loss(rows.family, x, y, modes[i].reshape(shape)) - _loss(rows.family, x, y, own)
+        if not harm <= max(MOST_HARM * len(y), MOST_HARM_ALL):
             modes[i], resting[i] = own.ravel(), True
     return replace(state, own=replace(state.own, modes=modes), resting=resting)
 
 
-def _losses(family: Family, x: Floats, y: Floats, model: Floats) -> Floats:
+def _loss(family: Family, x: Floats, y: Floats, model: Floats) -> float:
     z = x @ model.T @ family.mix + family.baseline
-    return family.loss(z, y, np.array([0, len(y)]))
+    return float(family.loss(z, y, np.array([0, len(y)])).sum())
 
 
 def _surprising(state: PlusState, local: LocalRows, means: Floats) -> NDArray[np.bool_]:

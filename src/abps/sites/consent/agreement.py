@@ -168,14 +168,20 @@ class Agreement:
 def small_columns(data: Prepared, secure: bool) -> NDArray[np.bool_]:
     """(columns,) yes/no columns of a site that a study takes as if nobody there had them: of fewer patients
     than the minimum cell, whatever other members' codebooks list; and, where a coordinator sees uploads, also
-    those with a small cell of column and outcome."""
+    those with a small cell of column and outcome. A column with two values is a yes/no column, whatever its
+    scale."""
     if not data.min_cell:
         return np.zeros(data.width, dtype=bool)
     x, least = data.train.x, int(data.min_rows[0])
-    yes_no, some = ((x == 0) | (x == 1)).all(axis=0), (x == 1).sum(axis=0)
-    rarer = np.minimum(some, len(x) - some)
+    low, high = x.min(axis=0), x.max(axis=0)
+    yes_no = ((x == low) | (x == high)).all(axis=0)
+    some = (x == high).sum(axis=0)
+    rarer = np.where(low < high, np.minimum(some, len(x) - some), 0)
     small = yes_no & (rarer > 0) & (rarer < least)
-    return small if secure else small | (yes_no & ~releasable_columns(data)[1][0])
+    if secure:
+        return small
+    flags = replace(data.train, x=np.where(yes_no & (low < high), (x == high).astype(x.dtype), x))
+    return small | (yes_no & ~releasable_columns(replace(data, train=flags))[1][0])
 
 
 def _between_sites(name: str, method: Method) -> CoordinatedMethod:

@@ -1,5 +1,5 @@
-"""Which tables a site has taken part with. Totals of two tables that differ by a few patients would show them,
-in whatever is released: scores, losses, curvature, counts, levels, scores of models, numbers of rows.
+"""Which tables a site has taken part with. Totals of two tables that differ by a few patients show these, in
+whatever is released: scores, losses, curvature, counts, levels, scores of models, numbers of rows.
 
 So a site joins a study only with a table that is one of the earlier ones, or differs from each of them by the
 minimum cell of patients or more. Digests of rows stay beside the stores; they never leave.
@@ -32,8 +32,8 @@ def check_table(own: SiteFile, least: int) -> None:
         few = changed_patients(np.load(other, allow_pickle=False), now)
         if 0 < few < least and not own.another_table:
             raise RequestError(
-                f"{own.table} differs by {few} patients from a table that this site took part with before, and "
-                f"totals of both would show them; put that one back, add {least} patients or more, or say "
+                f"{own.table} differs by {few} patients from a table that this site took part with before, "
+                f"and totals of both would show them; put that one back, add {least} patients, or say "
                 '"another_table": true in the site\'s own file for one job'
             )
     with files.replacing(path) as part, part.open("wb") as stream:
