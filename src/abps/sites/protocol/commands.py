@@ -56,7 +56,7 @@ class DeclineCode(StrEnum):
     EXPELLED = "expelled", "the network's authority has revoked its membership"
 
 
-_SENT_BY_SITES = tuple(DeclineCode)[:-6]
+_SENT_BY_SITES = {str(code): code for code in tuple(DeclineCode)[:-6]}
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Failure:
     @staticmethod
     def sent(value: Any) -> Failure:
         """The failure that a site's code stands for; whatever else it sent is not repeated."""
-        known = isinstance(value, str) and value in _SENT_BY_SITES
-        return Failure(DeclineCode(value) if known else DeclineCode.INVALID_ANSWER)
+        code = _SENT_BY_SITES.get(value) if isinstance(value, str) else None
+        return Failure(code or DeclineCode.INVALID_ANSWER)
 
 
 class DeclineError(RequestError):
