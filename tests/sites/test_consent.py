@@ -283,21 +283,23 @@ def test_wrong_decisions_get_one_sentence(home, capsys):
         assert code == 2 and words in err
 
 
-def test_what_is_approved_is_what_was_read(four, network, home, capsys):
+@pytest.mark.parametrize("change", [{"rounds": 6}, {"members": ("site-1", "site-2", "site-3")}])
+def test_what_is_approved_is_what_was_read(four, network, home, capsys, change):
     """Another proposal under the same name arrives between reading and approving."""
-    read, swapped = signed_study(four, network), signed_study(four, network, rounds=6)
+    read, swapped = signed_study(four, network), signed_study(four, network, **change)
     assert opening(home, read) == opening(home, swapped) == "approval"
     assert approve(capsys, home, read)[0] == 0
     assert opening(home, read) == "done" and opening(home, swapped) == "approval"
 
 
-def test_no_name_redraws_the_terminal(home, capsys):
+@pytest.mark.parametrize("name", ["icu\x1b[2J\x1b[31mok", "icu\x9b2K\r\u202eko"])
+def test_no_name_redraws_the_terminal(home, capsys, name):
     own = own_file(home)
     journal = own.journal(home)
-    approval.keep(Path(own.store), journal, SignedProposal(Proposal("icu\x1b[2J\x1b[31mok")), "op\x07")
+    approval.keep(Path(own.store), journal, SignedProposal(Proposal(name)), "op\x07")
     code, out, _ = command(capsys, "site", "proposals", home)
-    assert code == 0 and "\x1b" not in out and "\x07" not in out
-    assert "icu\\x1b[2J\\x1b[31mok" in out and "operator: op\\x07" in out
+    assert code == 0 and all(c.isprintable() or c == "\n" for c in out)
+    assert name.encode("unicode_escape").decode() in out and "operator: op\\x07" in out
 
 
 # While a job runs

@@ -153,10 +153,11 @@ def test_scores_leave_with_enough_patients_of_each_outcome(tmp_path, events, oth
 
 
 @pytest.mark.parametrize("secure", [True, False])
-@pytest.mark.parametrize("small", [2, 7])
-def test_scores_losses_and_curvature_hide_small_columns(tmp_path, secure, small):
-    """The first upload at known coefficients gives counts away: with and without the patients of a small
-    cell it is the same, number by number."""
+@pytest.mark.parametrize(("small", "weight"), [(2, 0.0), (7, 0.0), (2, 40.0), (7, -40.0)])
+def test_scores_losses_and_curvature_hide_small_columns(tmp_path, secure, small, weight):
+    """Uploads at known coefficients give counts away; a coordinator that lied about the common model read
+    47 of 60 small cells by putting weight on one level. With and without the patients of a small cell they
+    are the same, number by number."""
     one, _ = own_files(tmp_path, tables(tmp_path, 1, "added"), "patient")
     frame = pl.read_parquet(one.table)
     uploads = []
@@ -172,5 +173,10 @@ def test_scores_losses_and_curvature_hide_small_columns(tmp_path, secure, small)
         config = agreement.config()
         learner = learner_for(data, config.training, 11)
         context = with_derived(config, Context(learner, data, center_ids(("a",)), 11, 8))
-        uploads.append(config.upload(context, config.init(context), 1).values)
+        state = config.init(context)
+        if weight:  # the second exchange, at a point of the coordinator's choice
+            point = np.zeros_like(state.fit.point)
+            point[data.columns.index("transplant")] = weight
+            state = replace(state, fit=replace(state.fit, point=point), exchanges=1)
+        uploads.append(config.upload(context, state, 2 if weight else 1).values)
     np.testing.assert_array_equal(uploads[0], uploads[1])

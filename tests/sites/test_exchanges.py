@@ -201,10 +201,11 @@ def step(site, value):
     return NumberList.of(np.full(size, value), (Field("single", size),)).data
 
 
-def test_the_second_in_the_draw_does_not_override_a_present_coordinator(begun):
+@pytest.mark.parametrize(("which", "value"), [(0, 7.0), (2, -1e6)])
+def test_the_second_in_the_draw_does_not_override_a_present_coordinator(begun, which, value):
     sites, (first, second, *others) = begun
-    site = sites[others[0]]
-    false = pack_broadcast(step(site, 7.0), 1, sites[second].context.id)
+    site = sites[others[which]]
+    false = pack_broadcast(step(site, value), 1, sites[second].context.id)
     assert sites[first].exchanges.coordinate(1) == 6
     before = site.exchanges._state
     for _ in range(2):  # neither after the coordinator's broadcast, nor instead of it
@@ -215,12 +216,13 @@ def test_the_second_in_the_draw_does_not_override_a_present_coordinator(begun):
         sites[second].exchanges.coordinate(1)
 
 
-def test_a_coordinator_broadcasts_once(begun):
+@pytest.mark.parametrize("value", [7.0, 0.0])
+def test_a_coordinator_broadcasts_once(begun, value):
     sites, (first, *others) = begun
     assert sites[first].exchanges.coordinate(1) == 6
     site = sites[others[1]]
     before = site.exchanges._state
-    site.receive(first, "broadcast", pack_broadcast(step(site, 7.0), 1, sites[first].context.id))
+    site.receive(first, "broadcast", pack_broadcast(step(site, value), 1, sites[first].context.id))
     assert site.exchanges._state is before and site.store.refusals() == {(first, "wrong round"): 1}
 
 
