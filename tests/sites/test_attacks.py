@@ -263,9 +263,7 @@ def test_under_masks_liars_can_do_no_more_than_leave_the_others_alone(eight, tmp
         kept_own += bool(state.resting[0])
     assert np.abs(moved).max() < 10 and (kept_own > len(moved) // 2) == (push > 10), (moved, kept_own)
     scores = [network.sites[name].test_score() for name in eight.names[2:]]
-    print(
-        f"\n{liars} liars, push {push:g}: mean AUROC {np.nanmean(scores):.3f}, coefficients {np.round(moved, 2)}"
-    )
+    print(f"\n{liars} liars, push {push:g}: AUROC {np.nanmean(scores):.3f}, {np.round(moved, 2)}")
     close(network)
 
 
@@ -305,6 +303,8 @@ LIES = [
     ("hello", lambda facts: facts | {"rows": 10**30}),
     ("hello", lambda facts: facts | {"rows": float("nan")}),
     ("hello", lambda facts: facts | {"wire": [1, 3]}),
+    ("hello", lambda facts: facts | {"abps": "0.1.9"}),
+    ("hello", lambda facts: facts | {"abps": "\x1b[2J"}),
     ("hello", lambda facts: facts | {"wire": "2.0"}),
     ("hello", lambda facts: facts | {"agreement": 7}),
     ("open", "done"),

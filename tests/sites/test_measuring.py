@@ -38,7 +38,7 @@ class Desks(Relay):
 
     def ask(self, sites, what, *arguments, seconds):
         if what == "start" and arguments[0] == "open":
-            wanted = arguments[2:]
+            wanted = arguments[1:]
             if wanted != self.open:
                 close(self)
                 self.open = wanted

@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from abps.cli.main import main
 from abps.sites.consent import preflight
 from abps.sites.flare import kits
+from abps.sites.flare.authority import Authority
 from abps.sites.flare.rehearsal import free_port
 from abps.sites.node.status import NOW, StatusFile, read_status
 
@@ -216,6 +217,62 @@ def test_a_table_that_does_not_fit(north, capsys, tmp_path):
     assert "abps site init" in told(capsys, north)[1]["table"][1]
     code, _, err = call(capsys, "site", "check", north, "--codebook", tmp_path / "none.json")
     assert code == 2 and "no such file" in err
+
+
+def _table_moved(made, kit, tmp_path, patch):
+    own = json.loads((kit / "local" / "abps-site.json").read_text())
+    (kit / "local" / "abps-site.json").write_text(json.dumps(own | {"table": str(tmp_path / "gone.parquet")}))
+
+
+def _column_renamed(made, kit, tmp_path, patch):
+    own = json.loads((kit / "local" / "abps-site.json").read_text())
+    book = json.loads((kit / "local" / "codebook.json").read_text())
+    gone = next(c["source"] for c in book["columns"] if c["kind"] == "number")
+    pl.read_parquet(own["table"]).rename({gone: "renamed"}).write_parquet(tmp_path / "other.parquet")
+    (kit / "local" / "abps-site.json").write_text(
+        json.dumps(own | {"table": str(tmp_path / "other.parquet")})
+    )
+
+
+def _revoked(made, kit, tmp_path, patch):
+    authority = Authority(shutil.copytree(made.authority.parent, tmp_path / "network"))
+    authority.revoke("north")
+    shutil.copy(tmp_path / "network" / "authority" / "revoked.json", kit / "local" / "revoked.json")
+
+
+def _key_gone(made, kit, tmp_path, patch):
+    (kit / "startup" / "client.key").unlink()
+
+
+#: A fault, the check that finds it, and words of its sentence: the cause and place, and the remedy.
+FAULTS = {
+    "host": (lambda m, k, t, p: point(k, "relay.invalid", 8002), "name of the relay",
+             "relay.invalid cannot be resolved", "ask your network"),
+    "port": (lambda m, k, t, p: point(k, "localhost", free_port()), "port", "does not answer", "firewall"),
+    "certificate": (lambda m, k, t, p: signed(m, k, -400, -3), "certificate", "3 days ago", "site request"),
+    "clock": (lambda m, k, t, p: signed(m, k, 2, 300), "clock", "behind the day", "set it"),
+    "key": (_key_gone, "key", "client.key is missing", "abps site request"),
+    "revoked": (_revoked, "membership", "revoked this certificate", "ask the operator"),
+    "table": (_table_moved, "table", "gone.parquet", "file"),
+    "column": (_column_renamed, "columns", "asks for the column", "another codebook"),
+    "disk": (lambda m, k, t, p: p.setattr(preflight, "DISK", (2**60, 2**61)), "disk", "free at", "make room"),
+    "engine": (lambda m, k, t, p: p.setattr(preflight.metadata, "version", lambda name: "2.8.1"), "versions",
+               "NVIDIA FLARE is 2.8.1", "install"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_ten_faults_are_found_before_anything_is_submitted(
+    fault, made, north, relay, tmp_path, capsys, monkeypatch
+):
+    """Cause, place and remedy in one sentence."""
+    point(north, "localhost", relay.port)
+    assert told(capsys, north)[0] == 0
+    inject, name, cause, remedy = FAULTS[fault]
+    inject(made, north, tmp_path, monkeypatch)
+    code, found = told(capsys, north)
+    assert code == 3 and found[name][0] == "fail", found
+    assert cause in found[name][1] and remedy in found[name][1], found[name]
 
 
 def test_room(monkeypatch, north, capsys):

@@ -20,6 +20,7 @@ from abps.core.matching import Rest
 from abps.core.streams import center_ids
 from abps.methods.coordinated import coordinators
 from abps.privacy.secure_sum import SumError
+from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.masked import MaskedRelay
 from abps.sites.coordinator.steps import enough, run_step, run_with_approval
@@ -213,6 +214,9 @@ class Scheduler:
                     f"it speaks version {'.'.join(map(str, facts['wire']))} of the wire format and the relay "
                     f"{'.'.join(map(str, versions.VERSION))}; bring both to the same abps"
                 )
+                unfit[name] = Failure(DeclineCode.VERSION, detail)
+            elif facts["abps"] != VERSION:
+                detail = f"it runs abps {facts['abps']} and the relay {VERSION}; bring both to the same"
                 unfit[name] = Failure(DeclineCode.VERSION, detail)
             else:
                 ready[name] = facts

@@ -25,6 +25,7 @@ from abps.methods.coordinated import Broadcast
 from abps.methods.state_bytes import freeze
 from abps.models.metrics import labels_of
 from abps.models.outcome_scores import main_score
+from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.keys import Signer
@@ -125,6 +126,7 @@ class Site:
             "agreement": self.agreement.digest(),
             "rows": int(self.context.data.train.sizes[0]),
             "wire": list(versions.VERSION),
+            "abps": VERSION,
             "finished": bool(store.round and self.context.method.finished(self.context.state)),
         }
         return self.transport.report(facts, "how far we are, and our training rows", store.round + 1)

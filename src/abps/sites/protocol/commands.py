@@ -10,6 +10,7 @@ A site whose answer fails its check is left out, and the job goes on: no site ca
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -231,6 +232,7 @@ def hello(value: Any, rounds: int) -> dict[str, Any]:
         "agreement": value["agreement"],
         "rows": whole(value["rows"], 1, MOST_ROWS),
         "wire": version(value["wire"]),
+        "abps": release(value["abps"]),
         "finished": value["finished"] is True,
     }
 
@@ -239,6 +241,13 @@ def version(value: Any) -> versions.Version:
     """A version of the wire format."""
     major, minor = value
     return whole(major, 0, 1000), whole(minor, 0, 1000)
+
+
+def release(value: Any) -> str:
+    """A version of abps: nothing else is repeated."""
+    if not isinstance(value, str) or not re.fullmatch(r"\d{1,4}(\.[0-9a-z]{1,8}){1,4}", value):
+        raise ValueError("no version")
+    return value
 
 
 def concluded(value: Any, members: int) -> tuple[float, dict[str, int], bool]:
