@@ -1,11 +1,11 @@
 """A real network under harm, for as long as it takes: sites killed, relay killed, sites paused, disks full.
 
-Provisions a network on the loopback address (mutual TLS, one process per participant), runs a study of many
-rounds in jobs of some rounds each, and harms it at random meanwhile. After every job all stores are looked
-through: no observation is lost or counted twice, no pair is known at one end only, every log verifies. At the
-end it prints one JSON object with what happened, and the growth of memory and logs.
+Provisions a network on the loopback address (mutual TLS, one process per participant), runs one study of the
+flagship after the other under masked sums, each in as many jobs as it takes, and harms it at random meanwhile.
+After every job all stores are looked through: no result of an exchange is lost or different at two sites, every
+log verifies. At the end it prints one JSON object with what happened, and the growth of memory and logs.
 
-    python benchmarks/soak.py --rounds 200 --job-rounds 25 --sites 4 --seed 7
+    python benchmarks/soak.py --exchanges 200 --sites 4 --seed 7
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
+from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_signer
 from abps.sites.flare.rehearsal import RELAY, Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.flare.submit import JobTimeouts, submit
@@ -56,12 +57,12 @@ class Harm:
 class Story:
     """What happened."""
 
+    studies: int = 0
     jobs: int = 0
     lost: int = 0
     rounds: int = 0
     harms: Counter[str] = field(default_factory=Counter)
     absences: int = 0
-    returns: int = 0
     memory: list[float] = field(default_factory=list)  # MB of the largest job process, by job
     logs: list[float] = field(default_factory=list)  # MB of all logs, by job
     stores: list[float] = field(default_factory=list)  # MB of all stores, by job
@@ -143,55 +144,56 @@ def _signal(family: list[psutil.Process], what: str) -> None:
             getattr(process, what)()
 
 
-def soak(folder: Path, plan: RehearsalPlan, job_rounds: int, harm: Harm, seed: int) -> Story:
-    """Run a whole study on a network that is harmed, and look through all stores after every job."""
+def soak(folder: Path, plan: RehearsalPlan, exchanges: int, harm: Harm, seed: int) -> Story:
+    """Run studies on a network that is harmed, and look through all stores after every job."""
     story, rng, port = Story(), random.Random(seed), free_port()
-    network, agreement = prepare(folder, plan, "localhost", port)
+    network, first = prepare(folder, plan, "localhost", port)
     with own_home(folder / "home"), running(Processes(network, port)) as processes:
         processes.start_all(LONG)
-        before: dict[str, dict] = {}
         kinds = _turns(harm.kinds, rng)
-        while story.rounds < plan.rounds:
-            saboteur = Saboteur(processes, harm, kinds, rng, story)
-            saboteur.start()
-            try:
-                with _largest(processes) as largest:
-                    _job(processes, agreement, min(job_rounds, plan.rounds - story.rounds), story)
-            finally:
-                saboteur.done.set()
-                saboteur.join(LONG)
-            processes.wait_for(list(network.sites), LONG)
-            _released(network)
-            before = inspect(network, agreement.study, before)
-            story.rounds = _furthest(network, agreement.study)
-            story.memory.append(round(max(largest or [0.0]), 1))
-            story.logs.append(_size(folder / "kits", "log*"))
-            story.stores.append(_size(folder / "stores", "*"))
-            print(json.dumps(story.to_json()), file=sys.stderr, flush=True)
+        while story.rounds < exchanges:
+            story.studies += 1
+            agreement = replace(first, study=f"soak-{story.studies}", seed=seed + story.studies)
+            before: dict[str, dict] = {}
+            over = False
+            while not over:
+                saboteur = Saboteur(processes, harm, kinds, rng, story)
+                saboteur.start()
+                try:
+                    with _largest(processes) as largest:
+                        over = _job(processes, agreement, story)
+                finally:
+                    saboteur.done.set()
+                    saboteur.join(LONG)
+                processes.wait_for(list(network.sites), LONG)
+                _released(network)
+                before = inspect(network, agreement.study, before)
+                story.memory.append(round(max(largest or [0.0]), 1))
+                story.logs.append(_size(folder / "kits", "log*"))
+                story.stores.append(_size(folder / "stores", "*"))
+                print(json.dumps(story.to_json()), file=sys.stderr, flush=True)
+            story.rounds += _furthest(network, agreement.study)
     return story
 
 
-def _job(processes: Processes, agreement, rounds: int, story: Story) -> None:  # type: ignore[no-untyped-def]
-    """One job; it may be lost with the relay."""
+def _job(processes: Processes, agreement: Agreement, story: Story) -> bool:
+    """One job, which may be lost with the relay. Returns whether its study is over."""
     story.jobs += 1
     waits = JobTimeouts(call=8.0, sign=8.0, grace=15.0)
     try:
-        done = submit(processes.network.operator, agreement, rounds, 2, waits, LONG)
+        done = submit(processes.network.operator, agreement, agreement.rounds, 2, waits, LONG)
     except RequestError as error:
         story.lost += 1
         print(f"lost: {error}", file=sys.stderr, flush=True)
         processes.wait_for([], LONG)
-        return
+        return False
     report = done.report or {}
     if not done.ran:
-        story.lost += 1
+        story.lost += not report.get("finished")
         print(f"ended: {done.status} {report.get('error', '')}", file=sys.stderr, flush=True)
-        return
-    away: set[str] = set()
-    for r in report["rounds"]:
-        story.absences += len(r["missing"])
-        story.returns += len(away & set(r["present"]))
-        away = (away | set(r["missing"])) - set(r["present"])
+        return bool(report.get("finished"))
+    story.absences += sum(len(r["missing"]) for r in report["rounds"])
+    return bool(report["stopped_early"]) or report["rounds"][-1]["round"] >= agreement.rounds
 
 
 def _released(network) -> None:  # type: ignore[no-untyped-def]
@@ -274,8 +276,7 @@ def _largest(processes: Processes) -> Iterator[list[float]]:
 def main() -> None:
     """Run it, and print the story."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=200)
-    arguments.add_argument("--job-rounds", type=int, default=25)
+    arguments.add_argument("--exchanges", type=int, default=200)
     arguments.add_argument("--sites", type=int, default=4)
     arguments.add_argument("--seed", type=int, default=7)
     arguments.add_argument("--every", type=float, default=20.0, help="seconds between two harms, at most")
@@ -283,13 +284,13 @@ def main() -> None:
     arguments.add_argument("--keep", type=Path, help="work in this folder, and leave it")
     arguments.add_argument("--pause", type=float, default=120.0, help="seconds of a pause")
     given = arguments.parse_args()
-    settings = {"model": "gam"}
-    plan = RehearsalPlan(given.sites, "soak", "fedavg", settings, given.rounds, stays=200, seconds=1e6)
+    settings = {"model": "gam", "secure": "yes"}
+    plan = RehearsalPlan(given.sites, "soak", "abps-plus", settings, 20, stays=200, seconds=1e6)
     harm = Harm(tuple(given.harms.split(",")), given.every, given.pause)
     with (
         tempfile.TemporaryDirectory() if given.keep is None else contextlib.nullcontext(given.keep) as folder
     ):
-        story = soak(Path(folder), plan, given.job_rounds, harm, given.seed)
+        story = soak(Path(folder), plan, given.exchanges, harm, given.seed)
     print(json.dumps(story.to_json()))
 
 

@@ -192,9 +192,13 @@ def _show_report(report: dict[str, Any] | None, expected: tuple[str, ...] = ()) 
     rows = []
     for r in report.get("rounds", []):
         missing = ", ".join(sorted({*r["missing"], *left_out})) or "-"
-        row = {"round": r["round"], "sites": len(r["present"]), "missing": missing}
-        rows.append(row | {"bytes": r["bytes"], "validation AUROC": r["validation"]})
+        late = ", ".join(f"{name} {seconds:g} s" for name, seconds in r.get("late", {}).items()) or "-"
+        row = {"round": r["round"], "sites": len(r["present"]), "missing": missing, "waited for": late}
+        row |= {"bytes": r["bytes"], "validation score": r["validation"], "of sites": r.get("scored")}
+        rows.append(row)
     show_rows(rows)
+    for name, value in sorted(report.get("validation", {}).items()):
+        say(f"{name}: validation score {value:.3f}")
     for name, why in sorted(left_out.items()):
         say(f"{name} was left out: {why}")
 
