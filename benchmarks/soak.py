@@ -1,9 +1,10 @@
 """A real network under harm, for as long as it takes: sites killed, relay killed, sites paused, disks full.
 
 Provisions a network on the loopback address (mutual TLS, one process per participant), runs one study of the
-flagship after the other under masked sums, each in as many jobs as it takes, and harms it at random meanwhile.
-After every job all stores are looked through: no result of an exchange is lost or different at two sites, every
-log verifies. At the end it prints one JSON object with what happened, and the growth of memory and logs.
+flagship after the other under masked sums, each in as many jobs as it takes, and harms it at random
+meanwhile. After every job all stores are looked through: no result of an exchange is lost or different at two
+sites, every log verifies. At the end it prints one JSON object with what happened, and the growth of memory
+and logs.
 
     python benchmarks/soak.py --exchanges 200 --sites 4 --seed 7
 """

@@ -10,7 +10,6 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, joining, merged
-from abps.data.prepare import with_statistics
 from abps.sites.consent import keys, sharing, sitefile
 from abps.sites.consent.keys import seal, unseal
 from abps.sites.consent.proposal import Proposal, sign
@@ -198,14 +197,3 @@ def test_wrong_requests(hospitals_of_two, tmp_path, capsys):
         code, text, err = call(capsys, "site", *arguments)
         assert code == 2 and words in err and text == "", err
     assert not book.exists()
-
-
-@pytest.mark.parametrize("seed", [3, 11])
-def test_a_codebook_with_statistics_of_columns_is_not_shared(hospitals_of_two, capsys, seed):
-    """Of an earlier version: two of them, with a patient added in between, gave that patient's values."""
-    local = hospitals_of_two / "site-1" / "local"
-    own = sitefile.read(local / sitefile.FILE)
-    book = with_statistics(sharing.read(local), own.read_table(), seed)
-    (local / sitefile.CODEBOOK).write_text(json.dumps(book.to_json()))
-    code, _, err = call(capsys, "site", "share", hospitals_of_two / "site-1", "--by", "Ada")
-    assert code == 2 and "holds statistics of columns" in err
