@@ -39,6 +39,7 @@ from abps.sites.flare.opening import SiteJob, open_study
 from abps.sites.node import measuring
 from abps.sites.node.site import Site
 from abps.sites.protocol.commands import DeclineCode, DeclineError
+from abps.sites.protocol.masking import SumSteps
 from abps.sites.store.rows import EntryKind
 from abps.sites.store.store import Store
 from abps.wire import versions
@@ -240,7 +241,7 @@ class Courier:
                 return
         with self._opened(False) as site:
             site.transport.relay = ALL
-            self._hello(int(site.context.data.train.sizes[0]), site.sums.write)
+            self._hello(int(site.context.data.train.sizes[0]), site.exchanges.log_sum)
             if not self.place():
                 return
             reported = {name: each.rows for name, each in self._letters(0).items()}
@@ -265,14 +266,14 @@ class Courier:
     def _count(self, part: measuring.ScaleCounting) -> None:
         """The counts for common scales, from the first one again: their totals are in the files."""
         for p in range(1, self.first):
-            self._mask(part, p)
-            part.sum_keys(p, self.members)
+            self._mask(part.sums, p)
+            part.sums.keys(p, self.members)
             if not self._written(p):
-                self._write_sum(p, part.sum_masked(p, self._public(p)))
+                self._write_sum(p, part.sums.masked(p, self._public(p)))
             if not self._all(p):
                 return
-            part.sum_present(p, self.members)
-            part.sum_open(p, self.members, {})
+            part.sums.present(p, self.members)
+            part.sums.open(p, self.members, {})
             part.sum_total(p, self._total(p))
 
     def _exchange(self, site: Site, p: int) -> bool:
@@ -282,11 +283,12 @@ class Courier:
         site.begin(t, self.members)
         if (step is CourierStep.SUM or first == self.me or not written) and not exchanges.contribute(t):
             raise RequestError(f"this site has nothing to upload in exchange {t}, and the others wait for it")
-        if step is CourierStep.SUM:
-            self._mask(site.sums, p)
-            site.sums.keys(t, self.members)
+        sums = exchanges.sums if step is CourierStep.SUM else None
+        if sums is not None:
+            self._mask(sums, p)
+            sums.keys(t, self.members)
             if not written:
-                self._write_sum(p, site.sums.masked(t, self._public(p)))
+                self._write_sum(p, sums.masked(t, self._public(p)))
         elif first != self.me:
             self._write(step, p, Letter())
         if self.missing():
@@ -295,9 +297,9 @@ class Courier:
         for each in came:
             for kind, data in self._read(*each).open(self.me, self.signer).messages:
                 site.receive(each[2], kind, data)
-        if step is CourierStep.SUM:
-            site.sums.present(t, self.members)
-            site.sums.open(t, self.members, {})
+        if sums is not None:
+            sums.present(t, self.members)
+            sums.open(t, self.members, {})
             exchanges.take_total(t, self._total(p))
         elif first == self.me:
             exchanges.coordinate(t)
@@ -324,11 +326,12 @@ class Courier:
         """The step whose files have the keys of a sum."""
         return max(q for q in range(p) if self.track[q] is not CourierStep.UPLOAD)
 
-    def _mask(self, part: Any, p: int) -> None:
-        """Give the part the masks of a sum."""
-        made = PairwiseMasking(self.me, f"{self.digest}/{JOB}", write=part.steps.write, what=self.track[p])
+    def _mask(self, sums: SumSteps, p: int) -> None:
+        """Give sums the masks of the next one."""
+        write = sums.masking.write
+        made = PairwiseMasking(self.me, f"{self.digest}/{JOB}", write=write, what=self.track[p])
         made.prepare(None if self._written(p) else self._key(self._announced(p))[0], self.history(p))
-        part.steps = made
+        sums.masking = made
 
     def _public(self, p: int) -> dict[str, bytes]:
         """The others' keys for the masks of a sum."""
@@ -364,8 +367,6 @@ def check_method(agreement: Agreement) -> None:
     method = agreement.config()
     if method.privacy.budget is not None:
         raise RequestError("a study with a privacy budget needs a network: leave dp_epsilon out")
-    if method.stop.patience is not None or method.stop.restore_best:
-        raise RequestError("a study that stops by validation scores needs a network: leave patience out")
 
 
 def accept_study(kit: Path, own: sitefile.SiteFile, data: Mapping[str, Any]) -> str:
