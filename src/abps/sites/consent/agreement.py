@@ -132,7 +132,6 @@ class Agreement:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a job's configuration."""
         return {
             "schema": "abps.agreement/1",
             "study": self.study,
@@ -145,7 +144,6 @@ class Agreement:
 
     @staticmethod
     def from_json(data: Any) -> Agreement:
-        """An agreement from a job's configuration."""
         try:
             if data["schema"] != "abps.agreement/1":
                 raise ValueError(f"schema {data['schema']!r}")
@@ -160,9 +158,7 @@ class Agreement:
         except RequestError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise RequestError(
-                f"the job's agreement cannot be read ({error!r}); submit it with abps"
-            ) from error
+            raise RequestError(f"the agreement cannot be read ({error!r}); submit it with abps") from error
 
 
 def small_columns(data: Prepared, secure: bool) -> NDArray[np.bool_]:

@@ -54,7 +54,6 @@ class ProposalRecord:
     decision: JournalLine | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for machines."""
         line = self.decision
         return {
             "proposal": self.proposal.digest(),
@@ -101,9 +100,7 @@ def proposals(folder: Path, journal: Journal, study: str | None = None) -> list[
         proposal = SignedProposal.from_json(json.loads(path.read_text(encoding="utf-8"))).proposal
         digest = proposal.digest()
         if digest not in arrived:
-            raise RequestError(
-                f"{path}: no such proposal arrived by the journal; it was put there or changed"
-            )
+            raise RequestError(f"{path}: no such proposal arrived by the journal; it was changed")
         if study in (None, proposal.study):
             line = arrived[digest]
             held = decision_on(lines, proposal.study, digest)
@@ -133,9 +130,7 @@ def decide(
     if not chosen:
         names = ", ".join(sorted({each.proposal.study for each in proposals(folder, journal)})) or "none"
         which = f" with digest {digest}" if digest else ""
-        raise RequestError(
-            f"no proposal of a study {study!r} has arrived here{which} (studies that have: {names})"
-        )
+        raise RequestError(f"no proposal of a study {study!r} has arrived here{which} (others: {names})")
     latest = chosen[-1]
     why = {"reason": reason.strip()} if reason.strip() else {}
     line = journal.write(decision, study=study, proposal=latest.proposal.digest(), by=by.strip(), **why)
@@ -282,15 +277,11 @@ class Consent:
             return  # a trial without certificates
         strangers = sorted(set(roster) - approved)
         if strangers:
-            raise DeclineError(
-                DeclineCode.MEMBERS,
-                f"the job has the site {strangers[0]!r}, which is not among the members that were approved",
-            )
+            why = f"the job has the site {strangers[0]!r}, which is not among the members that were approved"
+            raise DeclineError(DeclineCode.MEMBERS, why)
         if len(set(roster)) < 2 * len(approved) // 3 + 1:
-            raise DeclineError(
-                DeclineCode.MEMBERS,
-                f"the job has {len(set(roster))} of the {len(approved)} members that were approved",
-            )
+            why = f"the job has {len(set(roster))} of the {len(approved)} members that were approved"
+            raise DeclineError(DeclineCode.MEMBERS, why)
 
     def round(self, sent: int, now: Callable[[], float] = time.monotonic) -> None:
         """Check that the next round may begin: approval is in force, and hours and bytes are left.
@@ -299,23 +290,17 @@ class Consent:
         """
         self._until = self._until or now() + 3600 * self.policy.hours
         if now() > self._until:
-            raise DeclineError(
-                DeclineCode.SPENT,
-                f"the job has run for the {self.policy.hours:g} hours that the policy allows",
-            )
+            why = f"the job has run for the {self.policy.hours:g} hours that the policy allows"
+            raise DeclineError(DeclineCode.SPENT, why)
         if sent >= self.policy.bytes:
-            raise DeclineError(
-                DeclineCode.SPENT,
-                f"{sent:,} bytes have left in this study; the policy allows {self.policy.bytes:,}",
-            )
+            why = f"{sent:,} bytes have left in this study; the policy allows {self.policy.bytes:,}"
+            raise DeclineError(DeclineCode.SPENT, why)
         stamp = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in self.journal.files())
         if stamp == self._seen:
             return  # nothing was decided since
         held = decision_on(self.journal.lines(), self.proposal.study, self.proposal.digest())
         if held is None:
-            raise DeclineError(
-                DeclineCode.APPROVAL, f"the journal has no approval of {self.proposal.study!r}"
-            )
+            raise DeclineError(DeclineCode.APPROVAL, f"nobody here has approved {self.proposal.study!r}")
         self._approved(held)
         self._seen = stamp
 

@@ -88,7 +88,6 @@ class Journal:
         return found
 
     def files(self) -> list[Path]:
-        """The files of the journal, oldest first."""
         old = sorted(self.folder.glob("journal.[0-9]*.jsonl"))
         return [*old, *([self.path] if self.path.is_file() else [])]
 

@@ -204,9 +204,7 @@ def read_request(path: Path) -> CertificateRequest:
     except OSError as error:
         raise RequestError(f"{path} cannot be read ({error.strerror}); name the member's request") from error
     except ValueError as error:
-        raise RequestError(
-            f"{path} is no request for a certificate ({error}); ask the member again"
-        ) from error
+        raise RequestError(f"{path} is no request for a certificate ({error}); ask again") from error
     return CertificateRequest(str(names[0].value), public, signature)
 
 

@@ -49,7 +49,6 @@ class Kit:
 
     @property
     def local(self) -> Path:
-        """The participant's own folder."""
         return self.folder / "local"
 
     @property
@@ -59,17 +58,14 @@ class Kit:
 
     @property
     def certificate(self) -> Path:
-        """The participant's certificate."""
         return self.folder / "startup" / f"{_FILES[self.role][1]}.crt"
 
     @property
     def key(self) -> Path:
-        """Its private key."""
         return self.certificate.with_suffix(".key")
 
     @property
     def root(self) -> Path:
-        """The certificate of the network's authority."""
         return self.folder / "startup" / "rootCA.pem"
 
 
@@ -125,7 +121,6 @@ class RevocationList:
     expelled: tuple[str, ...] = ()
 
     def has(self, serial: int) -> bool:
-        """Whether a certificate is on the list."""
         return f"{serial:x}" in self.certificates
 
     def without(self, name: str, serial: int | None, expel: bool) -> RevocationList:

@@ -116,7 +116,6 @@ def of_certificate(what: str, certificate: x509.Certificate, now: datetime.datet
 
 
 def _certificates(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
-    """Certificates and keys."""
     try:
         own, root = read_certificate(kit.certificate), read_certificate(kit.root)
     except RequestError as error:

@@ -48,7 +48,6 @@ class Proposal:
         return "codebook" if self.agreement is None else "study"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "schema": SCHEMA,
             "study": self.study,
@@ -60,7 +59,6 @@ class Proposal:
 
     @staticmethod
     def from_json(data: Any) -> Proposal:
-        """A proposal from plain data."""
         try:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
@@ -129,7 +127,6 @@ class SignedProposal:
     signature: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a job's configuration."""
         return {
             "proposal": self.proposal.to_json(),
             "certificate": self.certificate,
@@ -137,12 +134,10 @@ class SignedProposal:
         }
 
     def text(self) -> str:
-        """One line of JSON."""
         return json.dumps(self.to_json(), separators=(",", ":"))
 
     @staticmethod
     def from_json(data: Any) -> SignedProposal:
-        """A signed proposal from plain data."""
         if not isinstance(data, Mapping) or not {"proposal", "certificate", "signature"} <= set(data):
             raise RequestError("the job brings no proposal; submit it with abps")
         return SignedProposal(

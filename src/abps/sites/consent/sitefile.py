@@ -69,16 +69,12 @@ class Policy:
         """Refuse, with one sentence, a study that asks for more than this."""
         config = agreement.config()
         training = config.training
-        if self.methods and agreement.method not in self.methods:
-            raise RequestError(
-                f"the method {agreement.method!r} is not among those that this site's policy allows "
-                f"({', '.join(self.methods)})"
-            )
-        if self.models and training.model not in self.models:
-            raise RequestError(
-                f"the model {training.model!r} is not among those that this site's policy allows "
-                f"({', '.join(self.models)})"
-            )
+        for what, name, allowed in (
+            ("method", agreement.method, self.methods), ("model", str(training.model), self.models),
+        ):  # fmt: skip
+            if allowed and name not in allowed:
+                names = ", ".join(allowed)
+                raise RequestError(f"the {what} {name!r} is not among those that the policy allows ({names})")
         for asked, most, what in (
             (training.epochs, self.epochs, "epochs in a round"),
             (agreement.rounds, self.rounds, "rounds"),
@@ -87,21 +83,14 @@ class Policy:
                 raise RequestError(f"the study asks for {asked} {what}; this site's policy allows {most}")
         floor = agreement.book.min_cell
         if floor < self.floor:
-            raise RequestError(
-                f"the codebook's minimum cell size is {floor} patients; this site's policy asks for "
-                f"{self.floor}"
-            )
+            raise RequestError(f"the minimum cell size is {floor} patients; the policy asks for {self.floor}")
 
     def check_rows(self, rows: int, events: int) -> None:
         """Refuse to take part with too few rows, or too few of the rarer outcome (events of survival)."""
         if rows < self.rows:
-            raise RequestError(
-                f"the table has {rows} rows that the study can use; this site's policy asks for {self.rows}"
-            )
+            raise RequestError(f"the study can use {rows} rows; this site's policy asks for {self.rows}")
         if events < self.events:
-            raise RequestError(
-                f"the rarer outcome has {events} rows; this site's policy asks for {self.events}"
-            )
+            raise RequestError(f"the rarer outcome has {events} rows; the policy asks for {self.events}")
 
 
 @dataclass(frozen=True)
@@ -137,7 +126,6 @@ class SiteFile:
     harmonised: str = ""
 
     def write(self, folder: Path) -> Path:
-        """Write the file into a folder."""
         path = Path(folder) / FILE
         files.write_json(path, {"schema": _SCHEMA, **asdict(self)})
         return path
@@ -192,9 +180,7 @@ def read(path: Path) -> SiteFile:
         data.pop("watch", None)  # of earlier versions, which served a status page
         return SiteFile(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RequestError(
-            f"{path} is not a site's file ({error}); write it with `abps site init`"
-        ) from error
+        raise RequestError(f"{path} is not a site's file ({error}); run `abps site init`") from error
 
 
 def find(site: str, local: Path) -> SiteFile:

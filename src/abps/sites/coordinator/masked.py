@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from abps.core.errors import RequestError
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.steps import run_step, run_with_approval
+from abps.sites.coordinator.steps import MembersMissing, run_step, run_with_approval
 from abps.sites.node.measuring import MEASURE, Tally, measuring_context
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, Failure, SiteLine, Timeouts
@@ -72,7 +71,7 @@ def measure(
     try:
         return _counted(line, agreement, members, rows, timeouts, job, log)
     except SumError as error:
-        raise RequestError(f"the common scales could not be counted ({error}); submit again") from error
+        raise MembersMissing(f"the common scales could not be counted ({error}); submit again") from error
 
 
 def _counted(

@@ -23,7 +23,7 @@ from abps.privacy.secure_sum import SumError
 from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.masked import MaskedRelay
-from abps.sites.coordinator.steps import enough, run_step, run_with_approval
+from abps.sites.coordinator.steps import MembersMissing, enough, run_step, run_with_approval
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, SiteState, Timeouts
 from abps.wire import versions
@@ -42,10 +42,6 @@ MOST_WITHOUT_SUM = 2
 
 class StudyFinished(RequestError):
     """The study has had all its rounds: a job has nothing left to do."""
-
-
-class MembersMissing(RequestError):
-    """The study waits for members without whom there is no sum: submit again when they are there."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,6 @@ class JobReport:
     validation: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``abps-job.json``."""
         return {"schema": "abps.job/2", **asdict(self), "bytes": sum(r.bytes for r in self.rounds)}
 
 
@@ -142,7 +137,6 @@ class Scheduler:
         self._late: Counter[str] = Counter()  # seconds of this round that the others waited for a site
 
     def run(self, members: Sequence[str]) -> JobReport:
-        """The whole job."""
         there, barred = self._members(sorted(members))
         roster = tuple(there)
         ready, left_out = self._gather(roster)
@@ -194,9 +188,7 @@ class Scheduler:
             self.log(f"{name} takes no part: {failure}")
         if len(ready) < 2:
             why = "; ".join(f"{name}: {failure}" for name, failure in sorted(failures.items()))
-            raise RequestError(
-                f"{len(ready)} of {len(roster)} sites can take part, and a job needs 2 ({why})"
-            )
+            raise RequestError(f"{len(ready)} of {len(roster)} sites can take part, a job needs 2 ({why})")
         return ready, failures
 
     def _greet(self, sites: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
@@ -332,7 +324,6 @@ class Scheduler:
         return Rest.NOT if took else Rest.UNREACHABLE
 
     def _work(self, sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
-        """Something that takes a site some computing."""
         return self._step(sites, self.timeouts.work, command, *arguments)
 
     def _step(self, sites: Sequence[str], limit: float, command: Command, *arguments: Any) -> Answers:
@@ -356,7 +347,6 @@ class Scheduler:
         state: _JobState,
         began: float,
     ) -> None:
-        """Write the report of a round."""
         sums = Counter[str]()
         for _, each, _ in concluded.values():
             sums.update(each)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from abps.core.errors import RequestError
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, StepState, Timeouts
 
@@ -17,6 +18,10 @@ PAUSE = 2.0
 
 #: Called with the sites that the scheduler waits for.
 Notice = Callable[[Sequence[str]], None]
+
+
+class MembersMissing(RequestError):
+    """The study waits for members without whom there is no sum: submit again when they are there."""
 
 
 def run_with_approval(

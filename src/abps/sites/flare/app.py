@@ -30,7 +30,8 @@ from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sharing import gather
 from abps.sites.coordinator.masked import measure
-from abps.sites.coordinator.scheduler import MembersMissing, Scheduler, StudyFinished
+from abps.sites.coordinator.scheduler import Scheduler, StudyFinished
+from abps.sites.coordinator.steps import MembersMissing
 from abps.sites.flare import opening
 from abps.sites.flare.job_process import Intake
 from abps.sites.node.measuring import MEASURE, with_scales
@@ -185,7 +186,6 @@ class FlareSite:
         return str(SiteState.READY if self._joined else SiteState.NEW)
 
     def _revoked(self, text: str) -> bool:
-        """Take a newer list of revoked members."""
         return self._known.hear(str(text))
 
     def _poll(self) -> list[Any]:
@@ -232,7 +232,6 @@ class FlareSite:
             self._site = opening.open_study(self._job, own, journal, self._carry, which == [MEASURE], scales)
 
     def _letter(self) -> dict[str, Any]:
-        """The site's codebook for the operator."""
         own, journal = self._job.own_file()
         with self._recorded(journal):
             return opening.codebook_letter(self._job, own)
@@ -292,7 +291,6 @@ class FlareScheduler:
             raise
 
     def _run(self) -> dict[str, Any]:
-        """The report of the job."""
         job, root = str(collab.fl_ctx.get_job_id()), Path(collab.workspace.get_root_dir())
         timeouts = Timeouts(**(self.timeouts or {}))
         proposal = SignedProposal.from_json(json.loads(self.proposal)).proposal
@@ -346,5 +344,4 @@ class _Line:
         time.sleep(seconds)
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
         return time.monotonic()

@@ -117,11 +117,9 @@ class Authority:
             self._publish(found)
 
     def sites(self) -> list[str]:
-        """The names of all sites that are members."""
         return [name for name in self._members() if self._role(name) is Role.SITE]
 
     def certificate(self, member: str) -> str:
-        """A member's certificate, PEM."""
         return self._certificate(member).public_bytes(Encoding.PEM).decode("ascii")
 
     def _members(self) -> list[str]:

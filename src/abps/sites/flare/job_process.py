@@ -54,7 +54,6 @@ class SiteLauncher(ClientProcessJobLauncher):
     """Starts the process of a job at a site; kits name it."""
 
     def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
-        """The engine's command, run through this module."""
         return command(super().get_command(job_meta, fl_ctx))
 
 
@@ -62,7 +61,6 @@ class RelayLauncher(ServerProcessJobLauncher):
     """Starts the process of a job at the relay; kits name it."""
 
     def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
-        """The engine's command, run through this module."""
         return command(super().get_command(job_meta, fl_ctx))
 
 

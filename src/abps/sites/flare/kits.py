@@ -236,7 +236,7 @@ def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
     for name in sites:
         if not _SITE_NAME.match(name) or name.lower() in _RESERVED:
             raise RequestError(
-                f"the site name {name!r} cannot be used; letters, digits, - and _, and not 'server'"
+                f"the site name {name!r} cannot be used; letters, digits, - and _, no 'server'"
             )
     if not _HOST_NAME.match(host) or host in sites:
         raise RequestError(f"host={host!r} is not a host name of its own; give the relay's DNS name")

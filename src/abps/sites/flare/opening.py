@@ -48,7 +48,6 @@ class SiteJob:
 
     @property
     def kit(self) -> Path:
-        """The site's startup kit."""
         return self.local.parent
 
     def own_file(self) -> tuple[SiteFile, Journal]:

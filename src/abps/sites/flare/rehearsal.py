@@ -157,7 +157,6 @@ class Processes:
         self.running.clear()
 
     def log(self, name: str) -> str:
-        """What a participant has said so far."""
         path = self.kit(name) / OUTPUT
         return path.read_text(errors="replace") if path.is_file() else ""
 
@@ -263,7 +262,6 @@ class RehearsalPlan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The hospitals' names."""
         if self.sites <= len(NAMES):
             return NAMES[: self.sites]
         return tuple(f"hospital-{k + 1:02d}" for k in range(self.sites))

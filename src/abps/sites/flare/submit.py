@@ -105,7 +105,6 @@ class JobOutcome:
 
     @property
     def ended(self) -> bool:
-        """Whether the engine has ended it."""
         return self.status.startswith("FINISHED")
 
 
@@ -125,15 +124,11 @@ def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
         try:
             line = new_secure_session(given.name, str(kit), timeout=seconds)
         except Exception as error:
-            raise RelayLost(
-                f"the relay does not answer {given.name} ({error}); is it started and reachable?"
-            ) from error
+            raise RelayLost(f"the relay does not answer ({error}); is it started and reachable?") from error
         try:
             yield line
         except _BROKEN as error:
-            raise RelayLost(
-                f"the relay stopped answering ({error}); what runs there goes on, ask later"
-            ) from error
+            raise RelayLost(f"the relay stopped answering ({error}); what runs there goes on") from error
         except _REFUSED as error:
             raise RequestError(f"the relay refused ({error}); see its log") from error
         finally:
@@ -149,7 +144,6 @@ def _operator(kit: Path) -> Kit:
 
 
 def connected(kit: Path) -> list[str]:
-    """The sites that are connected to the relay."""
     with session(kit) as line:
         return sorted(client.name for client in line.get_connected_client_list())
 
@@ -302,9 +296,7 @@ def _report(line: Session, job: str) -> dict[str, Any] | None:
         try:
             result = line.download_job_result(job, folder)
         except RuntimeError as error:  # the engine's error when the relay goes away meanwhile
-            raise RelayLost(
-                f"the relay stopped answering while it sent the report ({error}); ask later"
-            ) from error
+            raise RelayLost(f"the relay stopped answering as it sent the report ({error})") from error
         for found in Path(result or folder).rglob(RESULT):
             report: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
             return report

@@ -85,7 +85,6 @@ class SiteContext:
 
     @property
     def others(self) -> frozenset[str]:
-        """The members of this job, without this site."""
         return frozenset(self.roster) - {self.name}
 
     def origin(self, peer: str, round: int | None = None) -> Origin:
@@ -115,7 +114,6 @@ class SiteContext:
 
     @property
     def method_context(self) -> Context:
-        """What the method works with."""
         with self.lock:
             if self._derived is None:
                 self._derived = self._context_of(self.members)

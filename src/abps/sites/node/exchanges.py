@@ -62,7 +62,6 @@ class Exchanges:
         self.begin()
 
     def begin(self) -> None:
-        """A round begins."""
         self._own: Upload | None = None
         self.summand: Floats | None = None  # what this site adds to the sum of this round
         self._uploads: dict[str, NumberList] = {}  # by peer, to this site as the coordinator
@@ -74,7 +73,6 @@ class Exchanges:
         self.applied: dict[int, bytes] = {}
 
     def commands(self) -> dict[Command, Callable[..., Any]]:
-        """What the scheduler may ask for."""
         found: dict[Command, Callable[..., Any]] = {
             Command.CONTRIBUTE: self.contribute, Command.COORDINATE: self.coordinate,
         }  # fmt: skip
@@ -266,7 +264,6 @@ class Exchanges:
     # Broadcasts
 
     def _after(self, coordinator: str, state: Any, content: bytes, round: int) -> Any:
-        """The state after a broadcast."""
         context = self.context
         try:
             common, rest = NumberList.read(content)
@@ -344,7 +341,6 @@ def _round_of(message: bytes) -> int:
 
 
 def _numbers(peer: str, content: bytes) -> NumberList:
-    """The numbers of an upload."""
     try:
         upload, rest = NumberList.read(content)
     except NumberListError as error:

@@ -30,7 +30,6 @@ class Heads:
         self.begin()
 
     def begin(self) -> None:
-        """A round begins."""
         self._given: set[str] = set()  # peers that have given their head in this round
 
     def give_back(self, round: int, peers: Sequence[str]) -> None:

@@ -228,7 +228,6 @@ class ScaleCounting:
         return self._own.ravel()
 
     def _pay(self) -> None:
-        """Counts are paid for where there is a budget."""
         method = self.agreement.config()
         if method.privacy.budget is not None:
             pay(self.store, method, Release(0, "statistics", method.training.noise_multiplier))

@@ -97,7 +97,6 @@ class Site:
 
     @property
     def models(self) -> Weights:
-        """(1, P) the model."""
         models: Weights = self.context.state.models
         return models
 
@@ -139,9 +138,7 @@ class Site:
         if self.name not in members:
             raise RequestError(f"{self.name} is not among the members of this job")
         if not is_round(first) or first > self.agreement.rounds:
-            raise RequestError(
-                f"the study has {self.agreement.rounds} rounds; a job cannot begin with round {first}"
-            )
+            raise RequestError(f"the study has {self.agreement.rounds} rounds; round {first} is none of them")
         self._check_version(wire)
         if self.consent is not None:
             self.consent.members(members)
@@ -185,9 +182,7 @@ class Site:
             if not is_round(round) or round > self.agreement.rounds:
                 raise RequestError(f"the study has {self.agreement.rounds} rounds; {round} is none of them")
             if round <= self.store.round:
-                raise RequestError(
-                    f"{self.name} has finished round {self.store.round}; round {round} is over"
-                )
+                raise RequestError(f"{self.name} has finished round {self.store.round}; {round} is over")
             if round <= self._begun:
                 raise RequestError(f"{self.name} has begun round {self._begun}; no round begins twice")
             self._ask_consent(round)

@@ -84,7 +84,6 @@ class Gate:
         self.begin()
 
     def begin(self) -> None:
-        """A round begins."""
         self._messages: dict[str, int] = {}  # by peer: messages of this round
 
     def pass_on(self, peer: str) -> None:

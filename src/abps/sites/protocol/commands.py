@@ -27,7 +27,6 @@ class DeclineCode(StrEnum):
     sentence: str
 
     def __new__(cls, value: str, sentence: str) -> DeclineCode:
-        """A code and its sentence."""
         made = str.__new__(cls, value)
         made._value_, made.sentence = value, sentence
         return made
@@ -238,7 +237,6 @@ def hello(value: Any, rounds: int) -> dict[str, Any]:
 
 
 def version(value: Any) -> versions.Version:
-    """A version of the wire format."""
     major, minor = value
     return whole(major, 0, 1000), whole(minor, 0, 1000)
 

@@ -285,7 +285,6 @@ class MaskedTotal:
 
     @property
     def values(self) -> Floats:
-        """The sum as numbers."""
         return fixed_point.decode(np.frombuffer(self.data, "<u8").astype(np.uint64)[:-1])
 
 
@@ -341,7 +340,6 @@ def _parts(value: Any, count: int) -> list[bytes]:
 
 
 def introduced(value: Any) -> list[bytes]:
-    """A site's introduction, if it is one."""
     return _parts(value, 3)
 
 

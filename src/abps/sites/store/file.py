@@ -99,13 +99,9 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
     """Open an existing store after checking that it is one."""
     header = path.read_bytes()[:100] if path.is_file() else b""
     if len(header) < 100 or header[:16] != b"SQLite format 3\0":
-        raise RequestError(
-            f"{path} is not a site's store (or is cut short); it was left as it is, move it away"
-        )
+        raise RequestError(f"{path} is not a site's store, or cut short; it was left as it is, move it away")
     if int.from_bytes(header[68:72], "big") != APPLICATION:
-        raise RequestError(
-            f"{path} is a database of something else; it was left as it is, choose another path"
-        )
+        raise RequestError(f"{path} is a database of something else; left as it is, choose another path")
     mode = "rw" if write else "ro"
     with readable(path):
         db = sqlite3.connect(
@@ -167,13 +163,10 @@ def single_writer(path: Path) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
-        raise StoreInUse(
-            f"{path} is in use by another process of this site; wait for its job to end"
-        ) from error
+        raise StoreInUse(f"{path} is in use by another process of this site; wait for its end") from error
     return handle
 
 
 def unlock(handle: int | None) -> None:
-    """Release the lock."""
     if handle is not None:
         os.close(handle)

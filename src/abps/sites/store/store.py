@@ -145,7 +145,6 @@ class Store:
         return None if not rows else np.frombuffer(rows[0][0], dtype="<f4").astype(np.float32)
 
     def rounds(self) -> list[RoundRow]:
-        """The finished rounds, in order."""
         return [
             RoundRow(number, tuple(json.loads(partners)), rest, validation)
             for number, partners, rest, validation in self._rows("SELECT * FROM round ORDER BY number")
@@ -268,7 +267,6 @@ class Store:
             )
 
     def keep_restore(self, restore: Restore) -> None:
-        """Record a restore."""
         with self._change() as db:
             values = (restore.number, restore.row, restore.digest, restore.signature)
             db.execute("INSERT INTO restore VALUES (?, ?, ?, ?)", values)
