@@ -409,7 +409,7 @@ def test_what_needs_a_network_is_refused(four):
     private = {"clip": "1", "dp_epsilon": "4", "secure": "yes"}
     with pytest.raises(RequestError, match="leave dp_epsilon out"):
         study.check_method(four.agreement("fedavg", rounds=2, **private))
-    with pytest.raises(RequestError, match="leave patience out"):
+    with pytest.raises(RequestError, match="for simulations"):
         study.check_method(four.agreement("fedavg", rounds=2, secure="yes", patience="3"))
 
 
