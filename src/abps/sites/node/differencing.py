@@ -21,7 +21,8 @@ from abps.data.prepare import Prepared
 from abps.methods.regression import Regression
 from abps.sites.store.store import Store
 
-#: Facts of a store: which patients a regression uses, and whose sums were opened.
+#: Facts of a store: which patients a regression uses, and whose sums were opened
+#: (:class:`abps.sites.protocol.masking.SumSteps`).
 _USED: Final = "used"
 OPENED: Final = "opened"
 
@@ -75,4 +76,4 @@ def _earlier(store: Store) -> Iterator[tuple[str, NDArray[np.int64], list[str]]]
             other.close()
         if _USED in facts and OPENED in facts:
             patients = np.frombuffer(base64.b64decode(facts[_USED]), dtype="<i8").astype(np.int64)
-            yield facts["study"], patients, json.loads(facts[OPENED])
+            yield facts["study"], patients, json.loads(facts[OPENED])["all"]

@@ -22,8 +22,10 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.methods.base import Floats
 from abps.methods.coordinated import Broadcast, Upload, coordinators
+from abps.methods.regression import Regression
 from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
+from abps.sites.node.differencing import revealing_members
 from abps.sites.node.transport import RELAY, REPEATS, AuditedTransport, Gate, UnreachableError
 from abps.sites.protocol.commands import Command
 from abps.sites.store.rows import EntryKind
@@ -57,7 +59,9 @@ class Exchanges:
 
             purpose = f"{context.digest}/{context.job}"
             masking = Masking(context.name, purpose, signer, authority, write=self.log_sum)
-            self.sums = SumSteps(masking, context.store, self._summand, EntryKind.UPLOAD)
+            self.sums = SumSteps(
+                masking, context.store, self._summand, EntryKind.UPLOAD, objection=self._objection
+            )
         self._busy = threading.RLock()  # one computation at a time: they share buffers
         self.begin()
 
@@ -90,6 +94,15 @@ class Exchanges:
                 "a sum of others than all members is refused"
             )
         return summand
+
+    def _objection(self, names: list[str], first: bool) -> str:
+        """Why a sum of these members is not opened, besides that earlier ones had others."""
+        absent = sorted(set(self.context.roster) - set(names))
+        if absent and self.method.if_absent()[0]:
+            return f"is without {', '.join(absent)}, and the study waits for everybody"
+        if first and isinstance(self.method, Regression):
+            return revealing_members(self.context.store, names)
+        return ""
 
     def log_sum(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
         self.transport.log(self.transport.relay, kind, size, why, sent, number)

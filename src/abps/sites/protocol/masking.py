@@ -36,8 +36,8 @@ Floats = NDArray[np.float64]
 #: What the signature of a kit's key is for.
 PURPOSE = "key of masked sums"
 
-#: The fact of a store that says whose sums were opened, by key.
-OPENED = "opened"
+#: The fact of a store that says whose sums were opened, by key; and the key of those of a study.
+OPENED, ALL = "opened", "all"
 
 
 #: Writes a row of the log: (kind, bytes, why, round, sent=True); on the disk, if it leaves.
@@ -188,13 +188,15 @@ class SumSteps:
         store: Store,
         summand: Callable[[int, Sequence[str]], Floats],
         kind: EntryKind,
-        key: Callable[[int], str] = lambda number: "all",
+        key: Callable[[int], str] = lambda number: ALL,
         leaving: Callable[[], None] = lambda: None,
+        objection: Callable[[list[str], bool], str] = lambda names, first: "",
     ) -> None:
         """summand: what this site adds to a sum of a group, or an error.  leaving: called before it leaves.
-        kind: what the log calls it."""
+        kind: what the log calls it.  objection: why a sum of these members, the first or not, is not opened;
+        empty if it may be."""
         self.masking, self._store, self._summand, self._kind = masking, store, summand, kind
-        self._key, self._leaving = key, leaving
+        self._key, self._leaving, self._objection = key, leaving, objection
         self._adds: Floats | None = None
         self.listed: tuple[str, ...] = ()  # whose summands are in the sum under way
 
@@ -234,12 +236,12 @@ class SumSteps:
 
     def present(self, number: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose summands have come."""
-        self.listed = tuple(sorted(names))
-        if self.opened(number) not in (None, list(self.listed)):
-            what = (
-                f"the sum of {self.masking.what} {number} is of other members than an earlier one, and the "
-                "difference would reveal these; it is not opened"
-            )
+        self.listed, opened = tuple(sorted(names)), self.opened(number)
+        why = self._objection(list(self.listed), opened is None)
+        if not why and opened not in (None, list(self.listed)):
+            why = "is of other members than an earlier one, and the difference would reveal these"
+        if why:
+            what = f"the sum of {self.masking.what} {number} {why}; it is not opened"
             self.masking.write(EntryKind.DECISION, 0, what, number, sent=False)
             raise RequestError(what)
         return self.masking.present(number, names)
