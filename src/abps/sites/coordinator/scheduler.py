@@ -11,10 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.streams import center_ids
@@ -113,12 +115,14 @@ class Scheduler:
         rounds: int,
         timeouts: Timeouts | None = None,
         log: Callable[[str], None] = lambda line: None,
+        memory: Path | None = None,
         notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
         revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
         job: str = "",
         scales: Mapping[str, Any] | None = None,
     ) -> None:
-        """notice: called with every step that is waited for: (round, step, sites).
+        """memory: a folder for the last round of the study that was run here.
+        notice: called with every step that is waited for: (round, step, sites).
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
         job: its name, the same at all sites.
         scales: what was counted for the study before (:mod:`.measuring`), to be named to sites.
@@ -129,6 +133,7 @@ class Scheduler:
         self.method = agreement.config()
         self.timeouts = timeouts or Timeouts()
         self.log, self.notice, self.revoked = log, notice, revoked
+        self._seen = None if memory is None else memory / f"{agreement.digest()}.round"
         self._open_arguments: list[Any] = [] if scales is None else [None, dict(scales)]
         self._passed_on = ""
         self._at = 0  # the round
@@ -181,7 +186,8 @@ class Scheduler:
         )  # fmt: skip
         ready, unfit = self._greet([name for name in roster if name not in failures])
         failures |= unfit
-        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
+        seen = int(self._seen.read_text(encoding="utf-8")) if self._seen and self._seen.is_file() else 0
+        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}, seen):
             detail = f"it says that it has finished round {ready.pop(name)['round']}, and nobody else has"
             failures[name] = Failure(DeclineCode.MISFIT, detail)
         for name, failure in sorted(failures.items()):
@@ -267,6 +273,9 @@ class Scheduler:
         missing |= failed | invalid
         self._book(t, present, concluded, missing, state, began)
         state.well = frozenset(concluded) - set(missing)
+        if self._seen is not None:
+            files.folder(self._seen.parent)
+            files.write_text(self._seen, str(t))
         return bool(concluded) and all(done for _, _, done in concluded.values())
 
     def _coordinated(
@@ -372,12 +381,13 @@ class Scheduler:
             self.log(f"round {t}: without {name} ({failure})")
 
 
-def _far_ahead(rounds: Mapping[str, int]) -> list[str]:
-    """The site that says it is more than a round ahead of all others, of which there are two at least."""
+def _far_ahead(rounds: Mapping[str, int], seen: int = 0) -> list[str]:
+    """The site that says it is more than a round ahead of all others, of which there are two at least, and of
+    what this relay has seen of the study: newcomers may outnumber those who were there."""
     if len(rounds) < 3:
         return []
     *_, second, first = sorted(rounds, key=lambda name: rounds[name])
-    return [first] if rounds[first] > rounds[second] + 1 else []
+    return [first] if rounds[first] > max(rounds[second], seen) + 1 else []
 
 
 def _without(sites: Sequence[str], missing: Mapping[str, Failure]) -> list[str]:

@@ -306,7 +306,7 @@ class FlareScheduler:
             scales = measure(line, agreement, there, timeouts, job, log.info, status.write)
             agreement = with_scales(agreement, scales)
         report = Scheduler(
-            line, agreement, self.rounds, timeouts, log.info, status.write,
+            line, agreement, self.rounds, timeouts, log.info, root / "abps-server", status.write,
             lambda: (known.text, frozenset(known.now.expelled)), job, scales=scales,
         ).run(members)  # fmt: skip
         status.write(report.rounds[-1].round if report.rounds else 0, "done")
