@@ -182,7 +182,7 @@ class Site:
             if not is_round(round) or round > self.agreement.rounds:
                 raise RequestError(f"the study has {self.agreement.rounds} rounds; {round} is none of them")
             if round <= self.store.round:
-                raise RequestError(f"{self.name} has finished round {self.store.round}: round {round} is over")
+                raise RequestError(f"{self.name} is at round {self.store.round}: round {round} is over")
             if round <= self._begun:
                 raise RequestError(f"{self.name} has begun round {self._begun}; no round begins twice")
             self._ask_consent(round)
