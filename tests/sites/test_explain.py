@@ -65,7 +65,8 @@ def test_a_bundle_says_what_failed_and_nothing_of_the_data(home):
     text = json.dumps(bundle, ensure_ascii=False)
     assert not [word for word in PLANTED if word.lower() in text.lower()]
     assert not [word for word in ("surname", "age", "/tmp", str(home.parent)) if f'"{word}' in text]
-    assert bundle["site"] == "north" and bundle["versions"]["abps"] and bundle["certificate_days"] > 300
+    assert bundle["site"] == "north" and {"abps", "nvflare", "python"} <= set(bundle["versions"])
+    assert bundle["certificate_days"] > 300
     assert [each["code"] for each in bundle["declined"]] == ["table"]
     first, second = bundle["errors"]
     assert first == {
@@ -111,6 +112,8 @@ def test_a_person_releases_it_and_the_operator_verifies_it(home, made, tmp_path,
     altered = json.loads(path.read_text()) | {"certificate_days": 1}
     path.write_text(json.dumps(altered))
     assert "changed after it was signed" in call(path, "--kit", made.operator, code=2)
+    path.write_text(json.dumps(altered | {"studies": [3]}))
+    assert "no failure bundle" in call(path, "--kit", made.operator, code=2)
     path.write_text("{}")
     assert "no failure bundle" in call(path, "--kit", made.operator, code=2)
     theirs = failure_bundle(home) | {"site": "south"}

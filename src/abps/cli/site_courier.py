@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,7 +133,7 @@ def _report(courier: Any, out: Path | None, said: list[str], as_json: bool) -> N
     place, missing, due = courier.place(), courier.missing(), courier.due()
     if out is not None:
         for path in due:
-            shutil.copyfile(path, files.folder(out) / path.name)
+            files.write_text(out / path.name, path.read_text(encoding="utf-8"))
     summary = {
         "study": courier.agreement.study, "step": place, "over": courier.over, "waits_for": missing,
         "history": courier.history(place)[:16], "send": [path.name for path in due], "said": said,

@@ -41,6 +41,9 @@ SCHEMA = "abps.failure/1"
 #: What signatures of bundles are for.
 PURPOSE = "failure bundle"
 
+#: Packages whose versions matter.
+_PACKAGES = ("grpcio", "numpy", "nvflare", "polars")
+
 #: How many log rows, decline codes and errors a bundle has at most, and bytes of a process's log are read.
 MOST, MOST_BYTES = 30, 4_000_000
 
@@ -54,6 +57,9 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
     """What went wrong at a site, as plain data that may leave it."""
     given, now = read_kit(kit), datetime.datetime.now(datetime.UTC)
     status, store, lines, step = read_status(given.local), given.folder, [], None
+    days: int | None = None
+    with contextlib.suppress(RequestError):
+        days = round(days_left(read_certificate(given.certificate), now))
     with contextlib.suppress(RequestError):
         own = sitefile.find(given.name, given.local)
         store = Path(own.store)
@@ -68,11 +74,11 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
         "site": given.name,
         "at": now.isoformat(timespec="seconds"),
         "versions": {
-            "abps": VERSION, "nvflare": _version("nvflare"), "numpy": _version("numpy"),
-            "python": platform.python_version(), "system": platform.system(),
+            "abps": VERSION, "python": platform.python_version(), "system": platform.system(),
+            **{each.name: each.version for each in metadata.distributions() if each.name in _PACKAGES},
         },
         "checks": {check.name: str(check.state) for check in checks(given)},
-        "certificate_days": round(days_left(read_certificate(given.certificate), now)),
+        "certificate_days": days,
         "disk_mb": shutil.disk_usage(next(p for p in (store, *store.parents) if p.exists())).free >> 20,
         "memory_mb": psutil.virtual_memory().available >> 20,
         "last_step": step,
@@ -80,13 +86,6 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
         "errors": list(_errors(given)),
         "studies": list(_studies(store)),
     }  # fmt: skip
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def _errors(kit: Kit) -> Iterator[dict[str, Any]]:
@@ -171,8 +170,10 @@ def _read(path: Path) -> dict[str, Any]:
         bundle = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(bundle, Mapping) or bundle.get("schema") != SCHEMA:
             raise ValueError("another schema")
+        if not all(isinstance(each["log"], list) for each in bundle["studies"]):
+            raise ValueError("no log of a study")
         return {**bundle, "site": str(bundle["site"])}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
             f"{path} is no failure bundle ({error}); write it with `abps site explain`"
         ) from error
