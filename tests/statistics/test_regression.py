@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,14 @@ from abps.evaluate.calibration import restricted_cubic
 from abps.report.pages.effects_page import effects_page
 from abps.statistics.design import agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, HospitalRows, normal_intercepts
-from abps.statistics.heterogeneity import effect_profile, likelihood_summary, reml, summarise
+from abps.statistics.heterogeneity import (
+    dersimonian_laird,
+    effect_profile,
+    likelihood_summary,
+    random_effects,
+    reml,
+    summarise,
+)
 from abps.statistics.newton import fit as fit_all
 from abps.statistics.regression import regress
 
@@ -192,6 +200,26 @@ def test_random_intercepts_maximise_the_integrated_likelihood():
     assert ours.loglik == pytest.approx(-best.fun, abs=1e-5)
 
 
+@pytest.mark.parametrize("sd", [0.0, 0.15, 0.4])
+@pytest.mark.parametrize(
+    ("family", "label"), [("logistic", "died"), ("poisson", "visits"), ("linear", "score")]
+)
+def test_random_intercepts_take_at_most_eight_rounds(family, label, sd):
+    for seed in (1, 2):
+        rows, names, _, _ = pooled(made(hospitals=14, rows=50, seed=seed, sd=sd), label)
+        found = fit(rows, names, LIKELIHOODS[family], "random")
+        assert found.rounds <= 8 and np.isfinite(found.beta).all()
+
+
+def test_linear_models_have_the_likelihood_of_ordinary_least_squares():
+    frame = made()
+    rows, names, x, _ = pooled(frame, "score")
+    found = fit(rows, names, LIKELIHOODS["linear"])
+    model = sm.OLS(frame["score"].to_numpy(), sm.add_constant(x)).fit()
+    null = sm.OLS(frame["score"].to_numpy(), np.ones(len(x))).fit()
+    np.testing.assert_allclose([found.loglik, found.null], [model.llf, null.llf], atol=1e-5)
+
+
 def test_order_and_grouping_of_hospitals_do_not_matter():
     frame = made()
     one = regress(frame, "died", "hospital", FORMULA, min_cell=1)
@@ -260,6 +288,20 @@ def test_metafor_s_published_summary_of_the_bcg_trials():
     assert found.q == pytest.approx(152.2330, abs=5e-5)
     assert found.mean == pytest.approx(-0.7145, abs=5e-5)
     assert w.sum() ** -0.5 == pytest.approx(0.1798, abs=5e-5)
+
+
+def test_sums_give_dersimonian_and_laird_s_summary_of_the_bcg_trials():
+    a, b, c, d = BCG.T
+    y = np.log(a / (a + b)) - np.log(c / (c + d))
+    w = 1 / (1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
+    q = (w * y**2).sum() - (w @ y) ** 2 / w.sum()
+    tau2 = dersimonian_laird(13, w.sum(), (w**2).sum(), q)
+    v = 1 / (1 / w + tau2)
+    found = random_effects(13, (w.sum(), (w**2).sum(), q), tau2, (v.sum(), v @ y, v @ y**2))
+    # rma(yi, vi, data=dat, method="DL") of metafor 4: tau^2 0.3088, I^2 92.12 %, estimate -0.7141, se 0.1787
+    assert found.tau2 == pytest.approx(0.3088, abs=5e-5) and found.i2 == pytest.approx(0.9212, abs=5e-5)
+    assert found.mean == pytest.approx(-0.7141, abs=5e-5)
+    assert v.sum() ** -0.5 == pytest.approx(0.1787, abs=5e-5)
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
@@ -365,11 +407,26 @@ def test_the_score_test_of_equal_effects_holds_its_level_and_finds_differences()
         (lambda f: f.with_columns(died=pl.lit(0)), "age", "one value only"),
         (lambda f: f.filter(pl.col("hospital") == "h00"), "age", "needs two"),
         (lambda f: f.with_columns(died=pl.col("died") + 1), "age", "other than 0 and 1"),
+        (lambda f: f.with_columns(died=(pl.int_range(pl.len()) < 4).cast(pl.Int64)), "age", "fewer than 10"),
     ],
 )
 def test_bad_requests_get_one_sentence(change, formula, says):
     with pytest.raises(RequestError, match=says):
         regress(change(made()), "died", "hospital", formula)
+
+
+@pytest.mark.parametrize("intercepts", ["common", "fixed", "random"])
+def test_an_outcome_that_follows_from_a_column_is_refused(intercepts):
+    frame = made().with_columns(copy=2 * pl.col("score"))
+    with pytest.raises(RequestError, match="explain the outcome exactly"):
+        regress(frame, "score", "hospital", "age + copy", "linear", intercepts)
+
+
+@pytest.mark.parametrize(("family", "label"), [("poisson", "visits"), ("cox", "event")])
+def test_what_runs_away_is_named(family, label):
+    frame = made().with_columns(copy=2.0 * (pl.col(label) > 0) + pl.col("age") / 1e4)
+    with pytest.raises(RequestError, match=r"'copy' (may )?separate"):
+        regress(frame, label, "hospital", "age + copy", family, duration="time" if family == "cox" else None)
 
 
 def test_a_hospital_without_events_counts_and_is_named_where_it_cannot():
@@ -420,3 +477,18 @@ def test_the_command(tmp_path):
         [sys.executable, "-m", "abps", *words, "--columns", "agee"], capture_output=True, text=True
     )
     assert wrong.returncode == 2 and "agee" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_the_guide_shows_what_the_commands_print(data):
+    """Numbers of docs/effects.md beside a run on the same tables."""
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "effects.md").read_text(encoding="utf-8")
+    formula = "age + sex + Killip + sysbp + spline(pulse, 3)"
+    gusto = regress(data("hospitals") / "gusto.csv.gz", "died", "hospital", formula, intercepts="random")
+    dialysis = regress(
+        data("hospitals") / "dialysis_rio_survival.csv.gz", "event", "hospital", "age + disease", "cox",
+        duration="duration",
+    )  # fmt: skip
+    for result in (gusto, dialysis):
+        assert f"{result.rounds} rounds" in guide and result.rounds <= 8
+        for row in result.table()[1]:
+            assert re.search(r"\s+".join(re.escape(cell) for cell in row), guide), row

@@ -66,3 +66,30 @@ def test_bad_requests():
         table_one(frame(), "clinic")
     with pytest.raises(RequestError, match="no column 'agee'"):
         table_one(frame(), "hospital", ["agee"])
+
+
+@given(st.integers(0, 10_000))
+def test_no_suppressed_cell_follows_from_the_others(seed):
+    """The attack: an overall figure less other hospitals' cells, or a hospital's rows less its levels."""
+    rng = np.random.default_rng(seed)
+    n, least = 240, 10
+    share = rng.dirichlet(np.full(4, 0.6))
+    table = pl.DataFrame(
+        {
+            "h": rng.choice(["w", "x", "y", "z"], n, p=rng.dirichlet(np.full(4, 2.0))),
+            "race": rng.choice(list("abcd"), n, p=share),
+        }
+    )
+    found = table_one(table, "h", min_cell=least)
+    cells = np.array([["<" in cell for cell in line.hospitals] for line in found.lines])
+    counts = np.array(
+        [
+            [((table["h"] == h) & (table["race"] == line.level)).sum() for h in found.centers]
+            for line in found.lines
+        ]
+    )
+    for hidden, values in (*zip(cells, counts), *zip(cells.T, counts.T)):
+        if hidden.sum() == 1:
+            assert (
+                values[~hidden].sum() == 0
+            )  # then nothing but this cell is there, and its total is suppressed

@@ -42,7 +42,7 @@ from abps.statistics.heterogeneity import EffectHeterogeneity, dersimonian_laird
 #: square. Standard errors are those before this step, so that random intercepts have them to 1e-4.
 MOST_ROUNDS: Final = 25
 TOLERANCE: Final = 1e-5
-RANDOM_TOLERANCE: Final = 2e-3
+RANDOM_TOLERANCE: Final = 4e-3
 
 #: The last step but one is mostly below this times the root of the tolerance; and the step, in standard
 #: errors, after which effects with fixed intercepts are near enough for random ones to begin.
@@ -319,17 +319,23 @@ class _Fitting:
         last: Extras,
         tolerance: float = TOLERANCE,
         first: Floats | None = None,
+        vanishing: bool = False,
     ) -> SumProgram[_Maximum]:
-        """The maximum from a start.  first, last: further numbers to add up at the start and at the end."""
-        theta, carried, extras = start, False, np.zeros(0)
+        """The maximum from a start.  first, last: further numbers to add up at the start and at the end.
+
+        vanishing: end, without a covariance, where the deviation of intercepts seems to go to zero.
+        """
+        theta, carried, extras, random = start, False, np.zeros(0), len(start) > len(self.names)
         best, at_first = yield from self.sums(part, theta, np.zeros(0) if first is None else first)
         began = best.loglik
         _identified(best.information[: len(self.names), : len(self.names)], self.names)
         for _ in range(MOST_ROUNDS):
             step = _direction(best)
-            if len(step) > len(self.names) and abs(step[-1]) > 1.0:  # too far for the log of a deviation
+            if random and not -1.0 < step[-1] < 2.0:  # too far for the log of a deviation
                 step = np.append(_direction(Sums(0.0, best.score[:-1], best.information[:-1, :-1])), 0.0)
             left = float(step @ best.score)
+            if vanishing and random and left < 1.0 and theta[-1] < -1.9 and step[-1] < -0.3:
+                return _Maximum(theta, theta, np.zeros((0, 0)), best.loglik, began, at_first, extras)
             if left < tolerance**2 and carried:
                 covariance = np.asarray(np.linalg.inv(best.information), dtype=np.float64)
                 return _Maximum(theta + step, theta, covariance, best.loglik, began, at_first, extras)
@@ -341,11 +347,13 @@ class _Fitting:
                 step, carried = step / 2.0, False
                 after, extras = yield from self.sums(part, theta + step, np.zeros(0))
             theta, best = theta + step, after
-            if len(theta) > len(self.names) and theta[-1] < LEAST_LOG_SD:
+            if random and theta[-1] < LEAST_LOG_SD:
                 return _Maximum(theta, theta, np.zeros((0, 0)), best.loglik, began, at_first, extras)
             _bounded(theta[: len(self.names)], best, self.names)
+        largest = self.names[int(np.argmax(np.abs(theta[: len(self.names)])))]
         raise RequestError(
-            f"the fit did not settle in {MOST_ROUNDS} rounds; leave out columns or merge rare levels"
+            f"the fit did not settle in {MOST_ROUNDS} rounds; {largest!r} may separate outcomes: leave it "
+            "out, or merge rare levels"
         )
 
     def fixed(self, start: Floats) -> SumProgram[tuple[_Maximum, float, float]]:
@@ -371,20 +379,22 @@ class _Fitting:
         linear, k = self.family.name == "linear", len(self.names)
         part: Part = normal_intercepts if linear else integrated(self.family)
         near, variance = yield from self._near_random(start)
-        least, tried = np.exp(2.0 * LEAST_LOG_SD), False
+        least, vanishing, below = np.exp(2.0 * LEAST_LOG_SD), True, False
         while True:
             if variance > least:
                 begin = np.append(near, 0.5 * np.log(variance))
-                found = yield from self.climb(part, begin, self.closing(part), RANDOM_TOLERANCE)
-                if found.theta[-1] >= LEAST_LOG_SD:
+                found = yield from self.climb(
+                    part, begin, self.closing(part), RANDOM_TOLERANCE, vanishing=vanishing
+                )
+                if found.covariance.size:
                     return found, float(np.exp(found.theta[-1])), float("nan")
-                near, tried = found.theta[:-1], True
-            plain = self.family.sums
+                near, below = found.theta[:-1], found.theta[-1] < LEAST_LOG_SD
+            plain, vanishing = self.family.sums, False
             found = yield from self.climb(plain, near[:k], self.closing(plain, self._at_no_variance))
             squares, variances, weights = found.last[-3:]
             residual = -2.0 * found.loglik / (self.scale.rows - k) if linear else 1.0
             variance = (squares - residual * variances) / max(weights, 1e-300)
-            if tried or variance <= least:
+            if below or variance <= least:
                 return found, 0.0, float("nan")
 
     def _near_random(self, start: Floats) -> SumProgram[tuple[Floats, float]]:
@@ -403,24 +413,27 @@ class _Fitting:
             _bounded(theta, at, inside.names)
         if linear:
             free = self.scale.rows - self.scale.hospitals - len(theta)
-            residual = max((-2.0 * at.loglik - left) / max(free, 1.0), 1e-12)
-        w, wa, waa, w2 = moments * self.typical ** np.array([1, 1, 1, 2]) / residual ** np.array([1, 1, 1, 2])
+            residual = _residual((-2.0 * at.loglik - left) / max(free, 1.0))
+        w, wa, waa, w2 = moments[:4] * (self.typical / residual) ** np.array([1, 1, 1, 2])
         variance = dersimonian_laird(self.scale.hospitals, w, w2, waa - wa**2 / w)
-        return np.concatenate([[wa / w], theta, [0.5 * np.log(residual)] * linear]), variance
+        center = wa / w - moments[4:] @ step / moments[0]  # as it is after the last step
+        return np.concatenate([[center], theta, [0.5 * np.log(residual)] * linear]), variance
 
     def _intercept_moments(self, rows: HospitalRows, beta: Floats) -> Floats:
-        """(4,) weight, weighted intercept and its square, and squared weight of this hospital."""
+        """(4 + p,) weight, weighted intercept and its square, squared weight, and weighted columns of this
+        hospital."""
         assert isinstance(self.family, CanonicalGLM)
         eta, base = rows.x @ beta + rows.offset, self.family.link(self.scale.rate / self.scale.spread)
         if not len(eta):
-            return np.zeros(4)
+            return np.zeros(4 + len(beta))
         own = base
         if rows.y.min() < rows.y.max():
             own = base + own_intercept(self.family, rows.y, eta + base)
         mean, variance = self.family.mean(eta + own)
         weight = variance.sum() / self.typical
         own += (rows.y - mean).sum() / variance.sum()
-        return np.array([weight, weight * own, weight * own**2, weight**2])
+        moments = [weight, weight * own, weight * own**2, weight**2]
+        return np.concatenate([moments, rows.x.T @ variance / self.typical])
 
     def _at_no_variance(self, theta: Floats) -> Floats:
         """(3,) whether intercepts vary at all: squared sum of residuals, its variance, and that squared."""
@@ -547,7 +560,7 @@ def program(
         phi, loglik = float(np.exp(2.0 * found.theta[k])), loglik - scale.rows * np.log(scale.spread)
     elif linear:
         free = scale.rows - k - (scale.hospitals if intercepts == "fixed" else 0)
-        phi = -2.0 * loglik / max(free, 1.0)
+        phi = _residual(-2.0 * loglik / max(free, 1.0))
         covariance = covariance * phi
         loglik, null = (_normal_loglik(v, scale) for v in (loglik, null))
     if robust:
@@ -563,6 +576,13 @@ def program(
         round(scale.rows), scale.events, scale.hospitals, len(sent), sum(sent), sd * scale.spread, unit,
         own.score / unit / phi, own.information / np.outer(unit, unit) / phi, differences, equal,
     )  # fmt: skip
+
+
+def _residual(variance: float) -> float:
+    """The residual variance of a linear model, in that of the outcome, where there is one."""
+    if variance < 1e-9:
+        raise RequestError("the columns explain the outcome exactly; leave out the one that follows from it")
+    return variance
 
 
 def _normal_loglik(value: float, scale: CommonScale) -> float:

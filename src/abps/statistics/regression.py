@@ -93,32 +93,15 @@ class RegressionResult:
 
     def frame(self) -> pl.DataFrame:
         """One row per effect; ratios beside coefficients where the family has them."""
-        ratio = self.family in RATIO
-        return pl.DataFrame(
-            [
-                {
-                    "effect": e.name,
-                    "estimate": e.estimate,
-                    "se": e.se,
-                    "low": e.low,
-                    "high": e.high,
-                    "p": e.p,
-                    **(
-                        {
-                            "ratio": _exp(e.estimate),
-                            "ratio_low": _exp(e.low),
-                            "ratio_high": _exp(e.high),
-                        }
-                        if ratio
-                        else {}
-                    ),
-                    "tau2": None if e.heterogeneity is None else e.heterogeneity.tau2,
-                    "i2": None if e.heterogeneity is None else e.heterogeneity.i2,
-                    "q_p": None if e.heterogeneity is None else e.heterogeneity.p,
-                }
-                for e in self.effects
-            ]
-        )
+        rows = []
+        for e in self.effects:
+            row: dict[str, Any] = {"effect": e.name, "estimate": e.estimate, "se": e.se, "low": e.low}
+            row |= {"high": e.high, "p": e.p}
+            if self.family in RATIO:
+                row |= dict(zip(("ratio", "ratio_low", "ratio_high"), map(_exp, (e.estimate, e.low, e.high))))
+            h = e.heterogeneity
+            rows.append({**row, "tau2": h and h.tau2, "i2": h and h.i2, "q_p": h and h.p})
+        return pl.DataFrame(rows, infer_schema_length=None)
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Head and rows as text, for terminals and pages."""
@@ -135,7 +118,7 @@ class RegressionResult:
                     e.name,
                     _number(shown[0]),
                     f"{_number(shown[1])} to {_number(shown[2])}",
-                    "<0.0001" if e.p < 1e-4 else f"{e.p:.4f}",
+                    _p(e.p),
                     "–" if h is None else f"{h.tau2**0.5 if h.likelihood is None else h.likelihood.tau:.2f}",
                     "–" if h is None else f"{100 * h.i2:.0f} %",
                 )
@@ -365,6 +348,10 @@ def _exp(value: float) -> float:
     return float(np.exp(np.clip(value, -700.0, 700.0)))
 
 
+def _p(value: float) -> str:
+    return "<0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
 def _number(value: float) -> str:
     return f"{value:.3f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
 
@@ -402,6 +389,10 @@ def summary(result: RegressionResult) -> str:
         f"{result.rounds} rounds, {result.bytes / 1e6 / result.taking_part:.2f} MB per hospital under masked "
         "sums."
     )
+    name, value, p = ("Likelihood-ratio", result.lr, result.lr_p)
+    if not np.isfinite(value):
+        name, value, p = ("Wald", result.wald, result.wald_p)
+    said += f" {name} test of all columns: {value:.1f} on {result.lr_df}, p {_p(p)}."
     if np.isfinite(result.sd):
         said += f" Standard deviation of hospital intercepts {result.sd:.3f}."
     if result.robust:

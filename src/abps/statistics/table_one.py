@@ -1,8 +1,9 @@
 """Table 1 of a federation: what its patients look like, overall and at every hospital.
 
 Overall figures follow from sums over hospitals (counts, sums, squares, counts in common bins). A hospital's
-own column shows a cell only if it and its complement have at least ``min_cell`` patients; a suppressed cell
-says so and is not a zero.
+own column shows a cell only if it and its complement have at least ``min_cell`` patients, and if no other
+suppressed cell would follow from it: a line or a hospital with one suppressed cell has a second one. A
+suppressed cell says so and is not a zero.
 """
 
 from __future__ import annotations
@@ -90,7 +91,6 @@ def table_one(frame: pl.DataFrame, center: str, columns: Sequence[str] = (), min
 
 def _numeric(column: str, parts: list[pl.Series], min_cell: int) -> list[TableLine]:
     known = [part.drop_nulls().drop_nans().to_numpy() for part in parts]
-    gaps = [len(part) - len(values) for part, values in zip(parts, known)]
     n = np.array([len(values) for values in known], dtype=float)
     if n.sum() < min_cell:
         return [TableLine(column, "mean (SD)", "no values", ("",) * len(parts), float("nan"))]
@@ -99,46 +99,86 @@ def _numeric(column: str, parts: list[pl.Series], min_cell: int) -> list[TableLi
     low, high = min(v.min() for v in known if len(v)), max(v.max() for v in known if len(v))
     edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
     counts = np.array([np.histogram(values, edges)[0] for values in known])
-    shown = n >= min_cell
-    own = tuple(
-        _moments(n[i], total[i], squares[i]) if shown[i] else SUPPRESSED.format(min_cell)
-        for i in range(len(parts))
+    shown = ~_hidden(n[None], (n < min_cell)[None])[0]
+    own, spread = (
+        tuple(text if shown[i] else SUPPRESSED.format(min_cell) for i, text in enumerate(texts))
+        for texts in (
+            [_moments(*each) if each[0] else "–" for each in zip(n, total, squares)],
+            [_quantiles(each, edges) if each.sum() else "–" for each in counts],
+        )
     )
-    hidden = SUPPRESSED.format(min_cell)
-    spread = [_quantiles(counts[i], edges) if shown[i] else hidden for i in range(len(n))]
     compared = [i for i in range(len(n)) if shown[i] and n.sum() > n[i]]
     difference = _largest([_numeric_difference(n, total, squares, i) for i in compared])
     found = [
         TableLine(column, "mean (SD)", _moments(n.sum(), total.sum(), squares.sum()), own, difference),
-        TableLine(column, "median [IQR]", _quantiles(counts.sum(axis=0), edges), tuple(spread), float("nan")),
+        TableLine(column, "median [IQR]", _quantiles(counts.sum(axis=0), edges), spread, float("nan")),
     ]
-    return [*found, *_missing(column, gaps, [len(part) for part in parts], min_cell)]
+    rows = np.array([len(part) for part in parts], dtype=float)
+    gaps = rows - n
+    hidden = _hidden(gaps[None], _small(gaps, rows, min_cell)[None])[0]
+    return [*found, *_missing(column, gaps, rows, hidden, min_cell)]
 
 
 def _categorical(column: str, parts: list[pl.Series], min_cell: int) -> list[TableLine]:
     levels = sorted({value for part in parts for value in part.drop_nulls().unique()})
     if len(levels) > 30:
         raise RequestError(f"{column!r} has {len(levels)} levels; leave it out with --columns")
-    n = np.array([len(part) - part.null_count() for part in parts], dtype=float)
+    gaps = np.array([part.null_count() for part in parts], dtype=float)
+    count = np.array([[int((part == level).sum()) for part in parts] for level in levels], dtype=float)
+    count = count.reshape(len(levels), len(parts))
+    n = np.array([len(part) for part in parts], dtype=float) - gaps
+    hidden = _hidden(
+        np.vstack([count, gaps]), np.vstack([_small(count, n, min_cell), _small(gaps, n + gaps, min_cell)])
+    )
     found = []
-    for level in levels:
-        count = np.array([int((part == level).sum()) for part in parts], dtype=float)
-        own = tuple(_share(count[i], n[i], min_cell) for i in range(len(parts)))
-        enough = (count >= min_cell) & (n - count >= min_cell)
-        differences = [_share_difference(count, n, int(i)) for i in np.flatnonzero(enough) if n.sum() > n[i]]
-        overall = _share(count.sum(), n.sum(), min_cell)
-        found.append(TableLine(column, level, overall, own, _largest(differences)))
-    gaps = [part.null_count() for part in parts]
-    return [*found, *_missing(column, gaps, [len(part) for part in parts], min_cell)]
+    for k, level in enumerate(levels):
+        enough = np.flatnonzero(~hidden[k] & (count[k] > 0) & (n - count[k] >= min_cell))
+        differences = [_share_difference(count[k], n, int(i)) for i in enough if n.sum() > n[i]]
+        found.append(_shares(column, level, count[k], n, hidden[k], min_cell, _largest(differences)))
+    return [*found, *_missing(column, gaps, n + gaps, hidden[-1], min_cell)]
 
 
-def _missing(column: str, gaps: Sequence[int], rows: Sequence[int], min_cell: int) -> list[TableLine]:
-    if not sum(gaps):
-        return []
-    own = tuple(_share(float(gap), float(n), min_cell) for gap, n in zip(gaps, rows))
-    return [
-        TableLine(column, "missing", _share(float(sum(gaps)), float(sum(rows)), min_cell), own, float("nan"))
-    ]
+def _small(count: Floats, of: Floats, min_cell: int) -> NDArray[np.bool_]:
+    """Whether a count or its complement is small but not zero."""
+    rest = of - count
+    return ((count > 0) & (count < min_cell)) | ((rest > 0) & (rest < min_cell))
+
+
+def _hidden(count: Floats, small: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(lines, hospitals) which cells are suppressed: small ones, and where one would follow from the others
+    of its line or of its hospital, the smallest of these."""
+    hidden = small.copy()
+    while True:
+        before = hidden.copy()
+        for cells, values in (*zip(hidden, count), *(zip(hidden.T, count.T) if len(count) > 1 else ())):
+            others = np.flatnonzero(~cells & (values > 0))
+            if cells.sum() == 1 and len(others):
+                cells[others[np.argmin(values[others])]] = True
+        if (hidden == before).all():
+            return hidden
+
+
+def _shares(
+    column: str,
+    level: str,
+    count: Floats,
+    n: Floats,
+    hidden: NDArray[np.bool_],
+    min_cell: int,
+    difference: float,
+) -> TableLine:
+    """The line of a level."""
+    own = tuple(
+        SUPPRESSED.format(min_cell) if hide else _share(c, of, min_cell)
+        for c, of, hide in zip(count, n, hidden)
+    )
+    return TableLine(column, level, _share(count.sum(), n.sum(), min_cell), own, difference)
+
+
+def _missing(
+    column: str, gaps: Floats, rows: Floats, hidden: NDArray[np.bool_], min_cell: int
+) -> list[TableLine]:
+    return [_shares(column, "missing", gaps, rows, hidden, min_cell, float("nan"))] if gaps.sum() else []
 
 
 def _count(n: int, min_cell: int) -> str:

@@ -23,7 +23,7 @@ def effects_page(result: RegressionResult) -> str:
     plots = [
         draw(f"effect-{k}", effect.name, _differs(effect), partial(forest_plot, result, effect))
         for k, effect in enumerate(result.effects)
-        if effect.heterogeneity is not None
+        if effect.heterogeneity is not None and result.hospitals
     ]
     if result.ratios:
         plots.append(
