@@ -1,33 +1,42 @@
 """How often intervals hold the truth, and how often claims are false, in worlds whose truth is known.
 
-    python benchmarks/inference_coverage.py                    # all worlds, about twenty minutes
-    python benchmarks/inference_coverage.py --worlds null,lda --draws 100 --json
+    python benchmarks/inference_coverage.py --csv coverage.csv     # all worlds, about twenty minutes
+    python benchmarks/inference_coverage.py --worlds "null;lda null" --draws 300
 
 Every world makes patients, trains or perturbs models in five folds and several repeats, and hands the rows'
-scores to the same functions as a study. Two kinds of worlds:
+scores to the same functions as a study. Three kinds of worlds:
 
 * ``scores``: scores are drawn with a true gain per hospital, training runs that shift all hospitals or one,
   and patients who keep their peculiarity over the repeats.
 * ``lda``: class means are estimated from training rows, alone or from all hospitals, so that luck of the
   training data is real. True AUROCs have a closed form, and fresh training sets give the expectation.
+* ``logit``: logistic regressions on skewed and binary features, each hospital's own or drawn towards that of
+  all; hospitals differ in coefficients, case mix and event rate. Truth by many further patients.
+
+Every world has further hospitals, drawn like those of the study: their gains are what "the next hospital" is
+judged by.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import expit, ndtr, ndtri
 
 from abps.core import streams
-from abps.evaluate.hospitals import hospital_gains
+from abps.evaluate.hospitals import POWERS, hospital_gains
 from abps.evaluate.inference import Scope, average_gain, fold_inflation
 from abps.evaluate.paired import ScoredRows, auroc_values, paired_cells
 from abps.evaluate.verdicts import HospitalVerdict, alpha_at_look, hospital_verdicts
 
 FOLDS = 5
+
+#: Further patients of a hospital that decide the true AUROC of a logistic model.
+FRESH = 1500
 
 
 @dataclass(frozen=True)
@@ -35,10 +44,10 @@ class World:
     """One setting. events: median events of a hospital.  gain, spread: of true gains between hospitals.
 
     run, run_center: standard deviation of what one training run adds at all hospitals, and at one.
-    lda: whether models are trained; then ``spread`` is that of the hospitals' coefficients.
+    kind: scores, lda or logit; where models are trained ``spread`` is that of the hospitals' coefficients.
     stays: rows per patient.  law: of true gains: normal, heavy (Student's t with 3 degrees of freedom), two
-    (hospitals that gain 0.05 more and hospitals that gain 0.05 less).  pooled: the method trains one model
-    for all instead of mixing a hospital's own with that of all.
+    (hospitals that gain 0.05 more and hospitals that gain 0.05 less), skew (few that lose much).  pooled: the
+    method trains one model for all instead of mixing a hospital's own with that of all.
     """
 
     name: str
@@ -49,7 +58,7 @@ class World:
     run: float = 0.006
     run_center: float = 0.01
     repeats: int = 3
-    lda: bool = False
+    kind: str = "scores"
     null: bool = False
     features: int = 8
     stays: int = 1
@@ -68,25 +77,30 @@ WORLDS = [
     World("loss", gain=-0.03),
     World("heavy tails", gain=0.01, spread=0.02, law="heavy"),
     World("two kinds of hospitals", gain=0.01, spread=0.01, law="two"),
+    World("few lose much", gain=0.02, spread=0.04, law="skew"),
     World("15 hospitals", centers=15),
     World("6 large hospitals", centers=6, events=120.0),
     World("230 small hospitals", centers=230, events=8.0, gain=0.01),
     World("unstable training", run=0.02),
     World("three stays a patient", stays=3, events=40.0),
-    World("lda null", lda=True, null=True, spread=0.3),
-    World("lda, hospitals alike", lda=True, spread=0.1),
-    World("lda, hospitals differ", lda=True, spread=0.5),
-    World("lda, one model for all", lda=True, spread=0.5, events=60.0, pooled=True),
-    World("lda, one repeat", lda=True, spread=0.3, repeats=1),
-    World("lda, 100 small hospitals", lda=True, spread=0.3, centers=100, events=10.0),
-    World("lda, 10 hospitals, many features", lda=True, spread=0.3, centers=10, features=25),
+    World("lda null", kind="lda", null=True, spread=0.3),
+    World("lda, hospitals alike", kind="lda", spread=0.1),
+    World("lda, hospitals differ", kind="lda", spread=0.5),
+    World("lda, one model for all", kind="lda", spread=0.5, events=60.0, pooled=True),
+    World("lda, one repeat", kind="lda", spread=0.3, repeats=1),
+    World("lda, 100 small hospitals", kind="lda", spread=0.3, centers=100, events=10.0),
+    World("lda, 10 hospitals, many features", kind="lda", spread=0.3, centers=10, features=25),
+    World("logit, hospitals differ", kind="logit", spread=0.3, centers=30, features=6),
+    World(
+        "logit, one model for all", kind="logit", spread=0.5, centers=20, events=60.0, features=6, pooled=True
+    ),
 ]
 
 
 @dataclass(frozen=True, eq=False)
 class Draw:
     """One simulated study. truth: (C,) expected gains.  here: (C,) gains of the models that were trained.
-    population: expected gain of the population.  further: gain of one more hospital."""
+    population: expected gain of the population.  further: (K,) gains of further hospitals."""
 
     rows: ScoredRows
     a: np.ndarray
@@ -94,7 +108,7 @@ class Draw:
     truth: np.ndarray
     here: np.ndarray
     population: float
-    further: float
+    further: np.ndarray
 
 
 def patients_of(rng, world):
@@ -134,6 +148,8 @@ def true_gains(rng, world, count):
     """(count,) true gains about their mean."""
     if world.law == "heavy":
         return world.spread * rng.standard_t(3, count)
+    if world.law == "skew":
+        return world.spread * (1.0 - rng.exponential(size=count))
     apart = rng.choice([-0.05, 0.05], count) if world.law == "two" else 0.0
     return apart + rng.normal(0, world.spread, count)
 
@@ -142,8 +158,7 @@ def draw_scores(rng, world, center, y, person, fold):
     """Scores with a known AUROC per hospital and run, and an intercept of every model's own."""
     C, runs = world.centers, world.repeats * FOLDS
     base = np.clip(rng.normal(0.78, 0.04, C), 0.6, 0.9)
-    *truth, further = world.gain + true_gains(rng, world, C + 1)
-    truth = np.array(truth)
+    truth, further = np.split(world.gain + true_gains(rng, world, 2 * C), 2)
     common, local = rng.normal(0, world.run, (2, runs, 1)), rng.normal(0, world.run_center, (2, runs, C))
     area = np.clip(np.stack([base + truth, base])[:, None] + common + local, 0.51, 0.985)
     signal = np.sqrt(2.0) * ndtri(area)  # (2, runs, C)
@@ -156,7 +171,7 @@ def draw_scores(rng, world, center, y, person, fold):
             z = np.sqrt(0.6) * shared + np.sqrt(0.3) * own[k] + np.sqrt(0.1) * luck
             scores[k].append(signal[k][run, center] * y + z + rng.normal(0, 1, runs)[run])
     here = (area[0] - area[1]).mean(axis=0)
-    return *(np.concatenate(s) for s in scores), truth, here, world.gain, float(further)
+    return *(np.concatenate(s) for s in scores), truth, here, world.gain, further
 
 
 def lda_models(m1, m0, size, noise, world):
@@ -203,10 +218,10 @@ def draw_lda(rng, world, center, y, person, fold):
     truth = expected_lda(rng, world, theta, n1, n0, seed_noise)
     many = middle + rng.normal(0, world.spread / np.sqrt(p) * 1.5, (50, C, p))
     population = float(np.mean([expected_lda(rng, world, t, n1, n0, seed_noise, 4).mean() for t in many]))
+    pick = rng.permutation(C)[: max(C // 4, 2)]
     other = theta.copy()
-    pick = int(rng.integers(C))
     other[pick] = many[0, pick]
-    further = float(expected_lda(rng, world, other, n1, n0, seed_noise)[pick])
+    further = expected_lda(rng, world, other, n1, n0, seed_noise)[pick]
     return *(np.concatenate(s) for s in scores), truth, np.mean(here, axis=0), population, further
 
 
@@ -224,46 +239,150 @@ def expected_lda(rng, world, theta, n1, n0, seed_noise, draws=200):
     return (lda_area(models[0], theta) - lda_area(models[1], theta)).mean(axis=0)
 
 
+def logit_rows(rng, beta, size, p):
+    """Rows of hospitals with ``size`` rows each: x (C, n, p) with an intercept, skewed and binary columns and
+    another case mix at every hospital; y (C, n)."""
+    C, mix = len(beta), 0.5 * np.sin(40.0 * beta[:, 1:])  # a hospital's own, whatever rows are drawn
+    z = rng.normal(size=(C, size, p - 1)) + 0.5 * rng.normal(size=(C, size, 1)) + mix[:, None]
+    z[..., 0] = np.exp(0.7 * z[..., 0]) - 1.3
+    z[..., 1::2] = z[..., 1::2] > 0.5
+    x = np.concatenate([np.ones((C, size, 1)), z], axis=2)
+    return x, (rng.random((C, size)) < expit((x * beta[:, None]).sum(axis=2))).astype(float)
+
+
+def ridge_logit(x, y, use, penalty, towards, steps=6):
+    """(C, p) penalised logistic fits of the rows in use, drawn towards coefficients."""
+    b = np.broadcast_to(towards, (len(x), x.shape[2])).copy()
+    for _ in range(steps):
+        mean = expit((x * b[:, None]).sum(axis=2))
+        pull = penalty * (b - towards)
+        gradient = np.einsum("cnp,cn->cp", x, use * (y - mean)) - pull
+        information = np.einsum("cnp,cnq,cn->cpq", x, x, use * mean * (1 - mean)) + penalty * np.eye(
+            x.shape[2]
+        )
+        b = b + np.clip(np.linalg.solve(information, gradient[..., None])[..., 0], -2, 2)
+    return b
+
+
+def logit_models(rng, x, y, use, world):
+    """(2, C, p) the method and its rival."""
+    own = ridge_logit(x, y, use, 1.0, 0.0)
+    flat = (1, -1, x.shape[2])
+    common = ridge_logit(x.reshape(flat), y.reshape(1, -1), use.reshape(1, -1), 1.0, 0.0)
+    mixed = common + 0.0 * own if world.pooled else ridge_logit(x, y, use, 8.0, common)
+    return np.stack([mixed, own]) + 0.02 * rng.normal(size=(2, 1, x.shape[2]))
+
+
+def logit_areas(models, x, y):
+    """(…, C) true AUROC by many further patients."""
+    score = np.einsum("...cp,cnp->...cn", models, x)
+    rank = score.argsort(axis=-1).argsort(axis=-1)
+    n1 = y.sum(axis=1)
+    return ((rank * y).sum(axis=-1) - n1 * (n1 - 1) / 2) / (n1 * (y.shape[1] - n1))
+
+
+def expected_logit(rng, world, beta, sizes, draws=10):
+    """(C,) expected gains over fresh training sets of four fifths of the rows."""
+    x, y = logit_rows(rng, beta, FRESH, world.features)
+    gains = []
+    for _ in range(draws):
+        tx, ty = logit_rows(rng, beta, int(0.8 * sizes.max()), world.features)
+        use = (np.arange(tx.shape[1]) < 0.8 * sizes[:, None]).astype(float)
+        areas = logit_areas(logit_models(rng, tx, ty, use, world), x, y)
+        gains.append(areas[0] - areas[1])
+    return np.mean(gains, axis=0)
+
+
+def draw_logit(rng, world):
+    """One study: its rows, scores of both methods, and the truth."""
+    C, p = world.centers, world.features
+    sizes = np.maximum(60, np.exp(rng.normal(np.log(8 * world.events), 0.7, C))).astype(int).clip(max=1500)
+
+    def coefficients():
+        middle = np.array([-2.0, 0.5, 0.6, -0.5, 0.4, 0.3, 0.2])[:p]
+        return middle + rng.normal(0, world.spread, (C, p)) * np.array([1.0] + [0.6] * (p - 1))
+
+    beta = coefficients()
+    x, y = logit_rows(rng, beta, sizes.max(), p)
+    there = np.arange(x.shape[1]) < sizes[:, None]
+    center, y_rows = np.nonzero(there)[0], y[there]
+    person = np.arange(len(center))
+    fold = folds_of(rng, center, y_rows, person, world.repeats)
+    wide = np.full((world.repeats, *there.shape), -1)
+    wide[:, there] = fold
+    far = logit_rows(rng, beta, FRESH, p)
+    scores, here = [[], []], []
+    for r in range(world.repeats):
+        got = np.empty((2, *there.shape))
+        for k in range(FOLDS):
+            models = logit_models(rng, x, y, (there & (wide[r] != k)).astype(float), world)
+            areas = logit_areas(models, *far)
+            here.append(areas[0] - areas[1])
+            out = wide[r] == k
+            got[:, out] = np.einsum("jcp,cnp->jcn", models, x)[:, out]
+        for j in range(2):
+            scores[j].append(got[j][there])
+    truth = expected_logit(rng, world, beta, sizes)
+    others = [expected_logit(rng, world, coefficients(), sizes, 3) for _ in range(3)]
+    pick = rng.permutation(C)[: max(C // 4, 2)]
+    mixed = np.where(np.isin(np.arange(C), pick)[:, None], coefficients(), beta)
+    further = expected_logit(rng, world, mixed, sizes)[pick]
+    made = *(np.concatenate(s) for s in scores), truth, np.mean(here, axis=0), float(np.mean(others)), further
+    return center, y_rows, person, fold, made
+
+
 def draw(rng, world):
     """One study of a world."""
-    center, y, person = patients_of(rng, world)
-    fold = folds_of(rng, center, y, person, world.repeats)
-    made = (draw_lda if world.lda else draw_scores)(rng, world, center, y, person, fold)
+    if world.kind == "logit":
+        center, y, person, fold, made = draw_logit(rng, world)
+    else:
+        center, y, person = patients_of(rng, world)
+        fold = folds_of(rng, center, y, person, world.repeats)
+        made = (draw_lda if world.kind == "lda" else draw_scores)(rng, world, center, y, person, fold)
     row = np.tile(np.arange(len(y)), world.repeats)
     run = (np.arange(world.repeats)[:, None] * FOLDS + fold).ravel()
     rows = ScoredRows(row, person[row], center[row], run, y[row], world.centers, world.repeats * FOLDS)
     return Draw(rows, *made)
 
 
+#: Procedures that are held against each other on the same draws: powers of 1/events that the spread between
+#: hospitals may grow with.
+PROCEDURES = {"one spread for all": (0.0,), "now": POWERS}
+
+
 def studied(world, draws, seed):
-    """Coverage, false positives and calibration of one world, from so many simulated studies."""
+    """By procedure: coverage, false positives and calibration of one world from simulated studies."""
     rng = streams.generator(seed, "generate", center=streams.center_id(world.name))
-    found = {
-        name: []
-        for name in ("these", "like", "next", "called", "width", "up", "gained", "words", "right", "expected")
-    }
+    names = ("these", "like", "next", "called", "width", "up", "gained", "words", "right", "expected")
+    found = {procedure: {name: [] for name in names} for procedure in PROCEDURES}
     inflation = fold_inflation(FOLDS)
     for _ in range(draws):
         study = draw(rng, world)
         cells = paired_cells(study.rows, auroc_values(study.rows, {"a": study.a, "b": study.b}), "a", "b")
         gain = average_gain(cells, inflation)
-        each = hospital_gains(cells, inflation, gain.runs)
-        found["these"].append(abs(gain.estimate - study.truth.mean()) <= gain.half_width())
-        half = gain.half_width(scope=Scope.LIKE_THESE)
-        found["like"].append(abs(gain.estimate - study.population) <= half)
-        low, high = each.further.interval()
-        found["next"].append(low[0] <= study.further <= high[0])
-        found["called"].append(gain.p() < 0.05)
-        found["width"].append(gain.half_width())
-        found["up"].append(each.model.above(0.0))
-        found["gained"].append(study.here > 0)
-        words = hospital_verdicts(each, cells)
-        found["words"].append(words)
-        for word, here, mean in zip(words, study.here, study.truth):
-            if word in (HospitalVerdict.GAINS, HospitalVerdict.LOSES):
-                found["right"].append((word is HospitalVerdict.GAINS) == (here > 0))
-                found["expected"].append((word is HospitalVerdict.GAINS) == (mean > 0))
-    return summary(world, found)
+        for procedure, powers in PROCEDURES.items():
+            each = hospital_gains(cells, inflation, gain.runs, powers)
+            note(found[procedure], study, cells, gain, each)
+    return {procedure: summary(world, seen) for procedure, seen in found.items()}
+
+
+def note(found, study, cells, gain, each):
+    """Add one study to what was found."""
+    found["these"].append(abs(gain.estimate - study.truth.mean()) <= gain.half_width())
+    half = gain.half_width(scope=Scope.LIKE_THESE)
+    found["like"].append(abs(gain.estimate - study.population) <= half)
+    low, high = each.further.interval()
+    found["next"].append(np.mean((low[0] <= study.further) & (study.further <= high[0])))
+    found["called"].append(gain.p() < 0.05)
+    found["width"].append(high[0] - low[0])
+    found["up"].append(each.model.above(0.0))
+    found["gained"].append(study.here > 0)
+    words = hospital_verdicts(each, cells)
+    found["words"].append(words)
+    for word, here, mean in zip(words, study.here, study.truth):
+        if word in (HospitalVerdict.GAINS, HospitalVerdict.LOSES):
+            found["right"].append((word is HospitalVerdict.GAINS) == (here > 0))
+            found["expected"].append((word is HospitalVerdict.GAINS) == (mean > 0))
 
 
 def summary(world, found):
@@ -282,7 +401,7 @@ def summary(world, found):
         "like": float(np.mean(found["like"])),
         "next": float(np.mean(found["next"])),
         "called": float(np.mean(found["called"])),
-        "half_width": float(np.mean(found["width"])),
+        "next_width": float(np.mean(found["width"])),
         "claims": len(found["right"]) / len(words),
         "probably": sum(w.value.startswith("probably") for w in words) / len(words),
         "false_claims": float(1.0 - np.mean(found["right"])) if found["right"] else 0.0,
@@ -295,9 +414,13 @@ def summary(world, found):
     }
 
 
+#: Sums by tenths of P(gain): what was said, how often it was so, and hospitals.
+TENTHS = ("up", "gained", "count")
+
+
 def calibration(rows):
     """Over all worlds: by tenths of P(gain), what was said and how often it was so."""
-    said, seen, count = (np.sum([row[name] for row in rows], axis=0) for name in ("up", "gained", "count"))
+    said, seen, count = (np.sum([row[name] for row in rows], axis=0) for name in TENTHS)
     return [
         {"said": float(s / n), "seen": float(g / n), "hospitals": int(n)}
         for s, g, n in zip(said, seen, count)
@@ -332,35 +455,47 @@ def looked(draws, seed, counts=(1, 2, 3, 5)):
     return {"looks": list(counts), "all_at_five_percent": fixed / draws, "spent": spent / draws}
 
 
+#: The numbers of a world that are stored, in this order.
+COLUMNS = (
+    "these", "like", "next", "next_width", "called", "claims", "probably", "false_claims", "false_on_average",
+    "claimed",
+)  # fmt: skip
+
+
 def main() -> None:
-    """The tables of docs/statistics.md."""
+    """The tables of docs/statistics.md; ``--csv`` adds a line per world and procedure to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--draws", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--worlds", help="names, separated by commas; 'looks' for repeated looks")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=2027)
+    parser.add_argument("--worlds", help="names, separated by semicolons; 'looks' for repeated looks")
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    wanted = options.worlds.split(",") if options.worlds else [*(w.name for w in WORLDS), "looks"]
-    rows = []
+    wanted = options.worlds.split(";") if options.worlds else [*(w.name for w in WORLDS), "looks"]
+    rows = {procedure: [] for procedure in PROCEDURES}
+    head = ["procedure", "world", "draws", "seed", *COLUMNS, *(f"{w}_{k}" for w in TENTHS for k in range(10))]
+    lines = [] if options.csv is None or options.csv.exists() else [head]
     for world in WORLDS:
         if world.name not in wanted:
             continue
-        row = studied(world, options.draws, options.seed)
-        rows.append(row)
-        if not options.json:
-            shown = [f"{100 * row[k]:.0f}" for k in ("these", "like", "next", "called", "claims", "probably")]
-            more = [f"{100 * row['false_claims']:.1f}", f"{100 * row['false_on_average']:.1f}"]
-            print(f"| {row['world']} | {' | '.join(shown + more)} |", flush=True)
-    looks = looked(options.draws, options.seed) if "looks" in wanted else None
-    claimed = sum(row["claimed"] for row in rows)
-    false = sum(row["claimed"] * row["false_claims"] for row in rows) / max(claimed, 1)
-    content = {"worlds": rows, "calibration": calibration(rows), "false_claims": false, "looks": looks}
-    if options.json:
-        print(json.dumps({"schema": "abps.inference-coverage/1"} | content))
-        return
-    for entry in content["calibration"]:
-        print("| {said:.2f} | {seen:.2f} | {hospitals} |".format(**entry))
-    print(f"false among {claimed} claims: {100 * false:.1f} %", *([looks] if looks else []), sep="\n")
+        for procedure, row in studied(world, options.draws, options.seed).items():
+            rows[procedure].append(row)
+            numbers = [
+                round(v, 5) for v in [*(row[c] for c in COLUMNS), *(v for w in TENTHS for v in row[w])]
+            ]
+            lines.append([procedure, world.name, options.draws, options.seed, *numbers])
+            print(f"{procedure}: {world.name}", *(f"{name} {row[name]:.3f}" for name in COLUMNS), flush=True)
+        if options.csv is not None:
+            with options.csv.open("a", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(lines)
+            lines = []
+    for procedure, found in rows.items():
+        claimed = sum(row["claimed"] for row in found)
+        false = sum(row["claimed"] * row["false_claims"] for row in found) / max(claimed, 1)
+        print(f"{procedure}: false among {claimed} claims: {100 * false:.1f} %")
+        for entry in calibration(found):
+            print("| {said:.2f} | {seen:.2f} | {hospitals} |".format(**entry))
+    if "looks" in wanted:
+        print(looked(options.draws, options.seed))
 
 
 if __name__ == "__main__":

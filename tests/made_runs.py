@@ -12,7 +12,7 @@ import polars as pl
 
 from abps.engine.result import Run
 from abps.evaluate.measured import measured
-from abps.study.plan import Request, Source, identity, key_of, make_plan
+from abps.study.plan import Request, Source, key_of, make_plan
 from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, SCORES, StudyFolder, digest
 
 CENTERS = [f"unit {i:02d}" for i in range(30)]
@@ -201,7 +201,7 @@ def stored_study(root, methods=METHODS, seeds=(1, 2, 3, 4, 5), rounds=6):
         (folder / RESULT).write_text(json.dumps(made.to_json()))
         made.row_scores.write_parquet(folder / SCORES)
         made_trail(run.seed, rest, kappa, rounds).write_parquet(folder / DECISIONS)
-        content = identity(run.method, run.config(), run.data, run.seed, run.folds)
+        content = run.identity(run.config())
         receipt = {"schema": RECEIPT_SCHEMA, "key": key_of(content), "identity": content}
         receipt["files"] = {name: digest(folder / name) for name in (RESULT, DECISIONS, SCORES)}
         (folder / RECEIPT).write_text(json.dumps(receipt))

@@ -131,7 +131,6 @@ def test_one_failing_run_is_reported_and_the_report_is_written(capsys, tmp_path)
         (["--methods", ","], "no method is named"),
         (["--methods", "local", "--seeds", "a"], "--seeds a"),
         (["--methods", "local", "--seeds", "1,1"], "1 is named twice"),
-        (["--methods", "local", "--vary", "lr"], "write key=value,value"),
         (["--methods", "local", "--set", "nothing=1"], "none of the methods has a setting 'nothing'"),
         (["--methods", "local", "--executor", "cloud"], "choose local or slurm"),
         (["--methods", "local", "--jobs", "0"], "--jobs 0"),

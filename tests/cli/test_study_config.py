@@ -22,13 +22,13 @@ def call(capsys, *arguments):
 
 def test_the_file_beside_a_study_asks_for_the_same_study(tmp_path, capsys):
     words = ["--data", SMALL, "--methods", "local,fedavg", "--seeds", "3,5", "--rounds", "2", "--folds", "1",
-             "--no-references", "--set", "lr=0.02", "--vary", "smoothing=0,0.5", "--jobs", "1",
+             "--no-references", "--set", "lr=0.02", "--jobs", "1",
              "--drop", "race", "--json"]  # fmt: skip
     code, first, _ = call(capsys, "compare", *words, "--out", tmp_path / "first")
     file = tmp_path / "first" / "study.toml"
     asked = tomllib.loads(file.read_text())
     assert code == 0 and asked["methods"] == ["local", "fedavg"] and asked["seeds"] == [3, 5]
-    assert asked["vary"] == {"smoothing": ["0", "0.5"]} and asked["references"] is False
+    assert asked["references"] is False
     validate(asked)
     code, second, _ = call(capsys, "compare", "--config", file, "--out", tmp_path / "second", "--json")
     assert code == 0 and json.loads(first)["data"] == json.loads(second)["data"]
@@ -73,9 +73,7 @@ def validate(asked):
 def test_the_schema_that_is_shipped_is_that_of_the_command():
     shipped = json.loads(Path(study_config.__file__).with_name("study.schema.json").read_text())
     assert shipped == study_config.schema(), "write it anew: python -m abps.cli.study_config"
-    assert {"methods", "out", "data", "label", "set", "vary", "executor", "json"} <= set(
-        shipped["properties"]
-    )
+    assert {"methods", "out", "data", "label", "set", "executor", "json"} <= set(shipped["properties"])
     with pytest.raises(pytest.importorskip("jsonschema").ValidationError):
         validate({"rounds": "many"})
 

@@ -322,8 +322,8 @@ def test_mixture_agrees_with_scipy():
 
 
 def test_posterior_is_that_of_numerical_integration():
-    """The same model by brute force: a grid over mu, slope, tau and the share of the variance that is true,
-    with exact mixtures of normal laws."""
+    """The same model by brute force: a grid over mu, slope, tau, how tau grows with 1/events and the share of
+    the variance that is true, with exact mixtures of normal laws."""
     rng = numbers(12)
     gain = rng.normal(0.04, 0.03, 6)
     gain[2] = -0.1
@@ -331,24 +331,26 @@ def test_posterior_is_that_of_numerical_integration():
     found = hospital_gains(cells, inflation=1.0)
     v, f = cells.moderated
     x = 1 / cells.events
+    relative = np.clip(x / np.median(x), 0.2, 5.0)
     x = (x - x.mean()) / x.std()
-    from abps.evaluate.hospitals import SHARES, TAUS
+    from abps.evaluate.hospitals import POWERS, SHARES, TAUS
 
     mu, slope = np.meshgrid(np.linspace(-0.2, 0.25, 91), np.linspace(-0.15, 0.15, 61), indexing="ij")
     where = mu[..., None] + slope[..., None] * x
     total, first = 0.0, np.zeros(6)
-    for part, (k, tau) in itertools.product(SHARES, enumerate(TAUS)):
+    for power, part, (k, tau) in itertools.product(POWERS, SHARES, enumerate(TAUS)):
         prior_tau = (tau + 0.002) ** 2 * math.exp(-0.5 * (tau / 0.05) ** 2)
         prior_tau *= TAUS[1] if k == 0 else TAUS[k] - TAUS[k - 1]
+        own = tau * relative**power
         laws = [
-            share * stats.norm.pdf(gain, where, np.sqrt(part * v + (factor * tau) ** 2))
+            share * stats.norm.pdf(gain, where, np.sqrt(part * v + (factor * own) ** 2))
             for share, factor in ((0.98, 1), (0.02, 5))
         ]
         each = laws[0] + laws[1]
         mass = prior_tau * each.prod(axis=-1) * stats.norm.pdf(slope, 0, 0.05)
         noise, post = v * f / (f - 2), 0.0
         for law, factor in zip(laws, (1, 5)):
-            kept = 1 - noise / (noise + (factor * tau) ** 2)
+            kept = 1 - noise / (noise + (factor * own) ** 2)
             post = post + law / each * (where + kept * (gain - where))
         total += mass.sum()
         first += (mass[..., None] * post).sum(axis=(0, 1))

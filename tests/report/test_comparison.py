@@ -91,14 +91,6 @@ def test_other_processes_compute_the_same(federation, tmp_path):
         abps.compare(federation, ["local"], [11], rounds=1, jobs=1, references=False)
 
 
-def test_settings_may_vary(federation):
-    study = abps.compare(
-        federation, ["fedavg"], [11], rounds=1, vary={"smoothing": [0.0, 0.5]}, references=False, folds=1
-    )
-    assert [run.label for run, _ in study.runs] == ["fedavg smoothing=0.0", "fedavg smoothing=0.5"]
-    assert study.runs[1][1].config["smoothing"] == 0.5
-
-
 def test_folds_are_the_default_and_the_paper_keeps_its_split(federation):
     plan = make_plan(Request((Source("a"),), ("local",), (11,)), ("local",), given=(federation,))
     assert {run.folds for run in plan.runs} == {5}

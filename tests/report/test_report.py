@@ -67,8 +67,7 @@ def test_the_headline_says_what_the_statistics_say():
 
 def test_the_three_forms_hold_the_same_cells():
     part = part_of()
-    made = (study_tables.headline, study_tables.direct)
-    for table in (make(part) for make in made):
+    for table in (study_tables.headline(part), study_tables.hospitals(part, hospitals_of(part))):
         rows = csv.reader(io.StringIO(tables.as_csv(table)))
         back = [tuple(cell.removeprefix("'") for cell in row) for row in rows]
         assert back == [table.columns, *table.rows]

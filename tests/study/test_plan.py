@@ -6,7 +6,7 @@ from abps.core.errors import RequestError
 from abps.methods.catalog import CATALOG, REFERENCES
 from abps.methods.settings import configure
 from abps.study import plan as planning
-from abps.study.plan import PAPER, PAPER_ROWS, Request, Source, expand_methods, identity, key_of, make_plan
+from abps.study.plan import PAPER, PAPER_ROWS, PlannedRun, Request, Source, expand_methods, make_plan
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
 
@@ -14,6 +14,10 @@ SMALL = Source("icu-synthetic:centers=8,stays=800")
 def request(**changes):
     given = {"sources": (SMALL,), "methods": ("local", "fedavg"), "seeds": (1, 2), "rounds": 2} | changes
     return Request(**given)
+
+
+def planned(method):
+    return PlannedRun(method, method, {}, None, 1, "f").keyed()
 
 
 def test_a_plan_is_methods_times_seeds_times_data():
@@ -36,14 +40,13 @@ def test_the_same_request_has_the_same_keys_and_any_change_has_others():
 
 
 def test_methods_with_equal_settings_are_not_the_same_run():
-    a, b = configure("local"), configure("centralized")
-    assert key_of(identity("local", a, "f", 1)) != key_of(identity("centralized", b, "f", 1))
+    assert planned("local").key != planned("centralized").key
 
 
 def test_another_version_is_another_run(monkeypatch):
-    before = key_of(identity("local", configure("local"), "f", 1))
+    before = planned("local").key
     monkeypatch.setattr(planning, "VERSION", "0.0.0")
-    assert key_of(identity("local", configure("local"), "f", 1)) != before
+    assert planned("local").key != before
 
 
 def test_a_method_of_ones_own_is_known_by_its_source(tmp_path, monkeypatch):
@@ -55,34 +58,25 @@ def test_a_method_of_ones_own_is_known_by_its_source(tmp_path, monkeypatch):
         )
         monkeypatch.syspath_prepend(tmp_path)
         kind = __import__(f"own{factor}").Mine
-        content = identity("mine", kind(), "f", 1)
+        content = planned("fedavg").identity(kind())
         return content.pop("source"), content.pop("kind"), content
 
     (one, _, rest), (two, _, same) = key(1), key(2)
     assert one != two and rest == same
-    assert "source" not in identity("fedavg", configure("fedavg"), "f", 1)  # the version stands for ours
+    assert "source" not in planned("fedavg").identity(configure("fedavg"))  # the version stands for ours
 
 
-def test_a_setting_reaches_the_methods_that_have_it_and_varies_them():
-    plan = make_plan(
-        request(
-            methods=("local", "abps-pq-k1"),
-            seeds=(1,),
-            settings={"lr": "0.01"},
-            vary={"gamma": ("0.1", "0.5")},
-        )
-    )
-    assert [run.label for run in plan.runs] == ["local", "abps-pq-k1 gamma=0.1", "abps-pq-k1 gamma=0.5"]
-    assert plan.runs[0].settings == {"lr": "0.01"}
-    assert plan.runs[2].settings == {"lr": "0.01", "gamma": "0.5"}
-    assert plan.runs[2].config().selection.gamma == 0.5
+def test_a_setting_reaches_the_methods_that_have_it():
+    plan = make_plan(request(methods=("local", "abps-pq-k1"), seeds=(1,), settings={"gamma": "0.5"}))
+    assert [run.label for run in plan.runs] == ["local", "abps-pq-k1"]
+    assert plan.runs[0].settings == {} and plan.runs[1].settings == {"gamma": "0.5"}
+    assert plan.runs[1].config().selection.gamma == 0.5
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"settings": {"gama": "1"}}, "none of the methods has a setting 'gama'"),
-        ({"vary": {"nothing": ("1",)}}, "none of the methods has a setting 'nothing'"),
         ({"settings": {"lr": "fast"}}, "lr=fast"),
         ({"rounds": 0}, "at least 1 round"),
         ({"sources": (SMALL, SMALL)}, "the same federation is given twice"),
@@ -131,12 +125,10 @@ def test_what_needs_groups_is_left_out_of_sets_only():
 
 def test_references_run_beside_the_methods_as_they_are():
     plan = make_plan(
-        request(methods=("local", "local-best"), settings={"lr": "0.1"}, vary={"epochs": ("1", "2")},
-                references=REFERENCES, seeds=(1,), rounds=3)
+        request(methods=("local", "local-best"), settings={"lr": "0.1"}, references=REFERENCES, seeds=(1,),
+                rounds=3)
     )  # fmt: skip
     beside = {run.label: run for run in plan.runs if not run.settings}
     assert set(beside) == set(REFERENCES) - {"local-best"}  # what is asked for by name is set like all others
     assert beside["local-stopped"].rounds == 3 and beside["glm-exact"].rounds is None
-    assert [run.label for run in plan.runs if run.method == "local-best"] == [
-        "local-best epochs=1", "local-best epochs=2",
-    ]  # fmt: skip
+    assert [run.settings for run in plan.runs if run.method == "local-best"] == [{"lr": "0.1"}]

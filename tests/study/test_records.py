@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.study.plan import Request, Source, identity, key_of, make_plan
+from abps.study.plan import Request, Source, key_of, make_plan
 from abps.study.records import (
     DECISIONS,
     RECEIPT,
@@ -36,9 +37,7 @@ def stored(plan, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for run in plan.runs:
         result = simulate(plan.federations[run.data], run.method, run.seed, run.rounds)
-        write_run(
-            root / run.method, result, identity(run.method, run.config(), run.data, run.seed, run.folds)
-        )
+        write_run(root / run.method, result, run.identity(run.config()))
     return root, {run.method: run.key for run in plan.runs}
 
 
@@ -124,7 +123,7 @@ def test_no_changed_byte_changes_what_is_used(folder, stored, name, place, flip)
 def test_an_interrupted_write_leaves_nothing_that_counts(plan, stored, tmp_path, monkeypatch):
     run = plan.runs[0]
     result = simulate(plan.federations[run.data], run.method, run.seed, run.rounds)
-    content = identity(run.method, run.config(), run.data, run.seed)
+    content = replace(run, folds=None).identity(run.config())
     write_run(tmp_path, result, content)
 
     def killed(*_):

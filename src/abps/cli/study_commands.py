@@ -185,10 +185,6 @@ def compare(
     rounds: options.Rounds = None,
     model: options.Model = None,
     set_: options.Settings = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(help="A setting with several values: --vary gamma=0.1,0.25,0.5; a row for each."),
-    ] = None,
     folds: Folds = None,
     subgroups: options.Subgroups = "",
     attack: options.Attack = None,
@@ -231,7 +227,7 @@ def compare(
     words = split(methods)
     request = request_of(
         sources, words, read_seeds(seeds), rounds=rounds, settings=options.settings(set_, model),
-        vary=read_vary(vary or []), references=references, folds=folds, attack=attack,
+        references=references, folds=folds, attack=attack,
         tune=read_seeds(tune_seeds) if tune_seeds else tune, subgroups=split(subgroups),
     )  # fmt: skip
     job = Slurm(*(getattr(slurm, field.name) for field in fields(slurm)))
@@ -243,17 +239,6 @@ def compare(
             announce(federation.notes, columns.strict, f"{out}/study.json")
 
     finish(request, words, out, compute, as_json, show_notes)
-
-
-def read_vary(pairs: list[str]) -> dict[str, tuple[str, ...]]:
-    """``--vary key=a,b`` as a mapping."""
-    given = {}
-    for pair in pairs:
-        key, equals, values = pair.partition("=")
-        if not equals or not key.strip() or not split(values):
-            raise RequestError(f"--vary {pair}: write key=value,value, for instance --vary gamma=0.1,0.5")
-        given[key.strip()] = split(values)
-    return given
 
 
 def report(

@@ -3,12 +3,15 @@
 Model: measured gain ~ N(true gain, variance by patients); true gains ~ a normal law about mu + slope * x with
 spread tau, and one hospital in fifty with five times that spread, so that a hospital that truly differs keeps
 its difference. x is 1/events, standardised: small hospitals gain more from others and must not be drawn
-towards what large ones gain. The posterior integrates over tau and over how far the variance by patients is
-overestimated on a grid, over mu and slope by Laplace's approximation; it is a mixture of normal laws.
+towards what large ones gain. Small hospitals may also differ more from each other in what they gain: tau is
+that of a hospital of median size, and grows with a power of 1/events that the data choose. The posterior
+integrates over tau, that power and how far the variance by patients is overestimated on a grid, over mu and
+slope by Laplace's approximation; it is a mixture of normal laws.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +33,9 @@ TAU_SCALE, SLOPE_SCALE = 0.05, 0.05
 #: benchmarks/inference_coverage.py show). A hospital's own interval keeps the whole.
 SHARES = (0.7, 0.85, 1.0)
 
-#: The grid that everything is integrated over: shares of the variance, and spreads.
-_SHARE, _TAU = np.repeat(SHARES, len(TAUS)), np.tile(TAUS, len(SHARES))
-_CELL = np.tile(np.concatenate([[TAUS[1]], np.diff(TAUS)]), len(SHARES))
+#: Powers of 1/events that the spread of true gains may grow with, all equally likely: hospitals of any size
+#: differ alike, or as learning curves do. Sizes count within a factor of five of the median.
+POWERS, MOST_RELATIVE = (0.0, 0.5, 1.0), 5.0
 
 #: Steps of the fit of mu and slope; bisection steps of a quantile.
 FIT_STEPS, QUANTILE_STEPS = 15, 50
@@ -96,10 +99,13 @@ class HospitalGains:
         return float(np.nansum(1.0 - self.expected.above(-margin)))
 
 
-def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0.0) -> HospitalGains | None:
+def hospital_gains(
+    cells: PairedCells, inflation: float, run_variance: float = 0.0, powers: Sequence[float] = POWERS
+) -> HospitalGains | None:
     """The posterior of all hospitals; None if no hospital could be compared.
 
     run_variance: variance of the average gain by training runs, common to all hospitals.
+    powers: see :data:`POWERS`.
     """
     variance, freedom = cells.moderated
     known = np.isfinite(cells.gain) & np.isfinite(variance)
@@ -108,27 +114,28 @@ def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0
     gain, f = cells.gain[known], freedom[known]
     least = np.maximum(variance[known], 1e-12)
     x = 1.0 / np.maximum(cells.events[known], 1.0)  # learning curves: what is lost falls with 1 / events
+    relative = np.clip(x / np.median(x), 1.0 / MOST_RELATIVE, MOST_RELATIVE)
     x = (x - x.mean()) / (x.std() if x.std() > 1e-9 else 1.0)
     design = np.stack([np.ones_like(x), x], axis=1)
-    fit = _fit(gain, least, design)
+    fit = _fit(gain, least, design, relative, powers)
     common = run_variance if run_variance > 0 else 0.0
     # A variance that is estimated makes a t law of a normal one: take the wider variance of that.
     noise = least * f / np.maximum(f - 2.0, 1.0)
-    kept = 1.0 - noise / (noise + fit.between[:, :, None])
+    kept = 1.0 - noise / (noise + fit.between)
     middle = fit.prior + kept * (gain - fit.prior)
     uncertain = np.einsum("ci,tij,cj->tc", design, fit.covariance, design)
     square = kept * noise + (1.0 - kept) ** 2 * uncertain
     luck = (inflation - 1.0) * noise  # one training set differs from the average one
 
     def full(values: Floats) -> Floats:
-        result = np.full((len(cells.gain), 2 * len(_TAU)), np.nan)
+        result = np.full((len(cells.gain), 2 * len(fit.tau)), np.nan)
         result[known] = values.reshape(-1, len(gain)).T
         return result
 
     def mixture(squared_spread: Floats) -> Mixture:
         return Mixture(full(fit.weight), full(middle), np.maximum(full(np.sqrt(squared_spread)), 1e-6))
 
-    between = fit.between[:, :, None] + uncertain + common + 1e-12
+    between = fit.between + uncertain + common + 1e-12
     share = np.array([1.0 - UNUSUAL, UNUSUAL])[:, None, None] * fit.tau[:, None] / len(gain)
     further = Mixture(
         *(
@@ -143,7 +150,7 @@ def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0
         mixture(square + common),
         further,
         float(fit.tau @ fit.beta[:, 0]),
-        float(fit.tau @ _TAU),
+        fit.spread,
         float(fit.tau @ fit.beta[:, 1]),
     )
 
@@ -153,7 +160,8 @@ class _Fit:
     """Mean and slope for every point of the grid.
 
     tau: (T,) posterior.  beta: (T, 2).  covariance: (T, 2, 2) of beta.  prior: (T, C) mu + slope x.
-    between: (2, T) variance of true gains, usual and unusual.  weight: (2, T, C) of the laws.
+    between: (2, T, C) variance of true gains, usual and unusual.  weight: (2, T, C) of the laws.
+    spread: posterior mean of tau.
     """
 
     tau: Floats
@@ -162,13 +170,21 @@ class _Fit:
     prior: Floats
     between: Floats
     weight: Floats
+    spread: float
 
 
-def _fit(gain: Floats, variance: Floats, design: Floats) -> _Fit:
-    """Mean and slope for every point of the grid, and its posterior."""
+def _fit(gain: Floats, variance: Floats, design: Floats, relative: Floats, powers: Sequence[float]) -> _Fit:
+    """Mean and slope for every point of the grid (powers, shares, spreads), and its posterior.
+
+    relative: (C,) 1/events over that of the median hospital.
+    """
+    grid = np.meshgrid(np.array(powers), np.array(SHARES), TAUS, indexing="ij")
+    power, part, tau = (each.ravel() for each in grid)
+    cell = np.tile(np.concatenate([[TAUS[1]], np.diff(TAUS)]), len(tau) // len(TAUS))
     penalty = np.diag([0.0, 1.0 / SLOPE_SCALE**2])
-    between = np.stack([_TAU**2, (FACTOR * _TAU) ** 2])
-    total = _SHARE[:, None] * variance + between[:, :, None]
+    square = (tau[:, None] * relative ** power[:, None]) ** 2
+    between = np.stack([square, FACTOR**2 * square])
+    total = part[:, None] * variance + between
     share = np.array([1.0 - UNUSUAL, UNUSUAL])[:, None, None]
     precision = 1.0 / total[0]
     for _ in range(FIT_STEPS):
@@ -182,7 +198,8 @@ def _fit(gain: Floats, variance: Floats, design: Floats) -> _Fit:
         precision = (weight / total).sum(axis=0)
     log_tau = log_each.sum(axis=1) - 0.5 * np.linalg.slogdet(information)[1]
     log_tau += -0.5 * (beta[:, 1] / SLOPE_SCALE) ** 2
-    log_tau += 2.0 * np.log(_TAU + 0.002) - 0.5 * (_TAU / TAU_SCALE) ** 2 + np.log(_CELL)
-    tau = np.exp(log_tau - log_tau.max())
-    tau /= tau.sum()
-    return _Fit(tau, beta, np.linalg.inv(information), prior, between, tau[:, None] * weight)
+    log_tau += 2.0 * np.log(tau + 0.002) - 0.5 * (tau / TAU_SCALE) ** 2 + np.log(cell)
+    chance = np.exp(log_tau - log_tau.max())
+    chance /= chance.sum()
+    covariance, law = np.linalg.inv(information), chance[:, None] * weight
+    return _Fit(chance, beta, covariance, prior, between, law, float(chance @ tau))

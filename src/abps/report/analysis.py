@@ -396,8 +396,7 @@ def _families(
     families.append([(page, SIMPLE)] if page is not None and SIMPLE in labels and page != SIMPLE else [])
     families.append([(label, "fedavg") for label in labels if "fedavg" in labels and label != "fedavg"])
     families.append([(label, other) for label in labels if (other := controls[label]) is not None])
-    asked = [(first, second) for first, second, _ in QUESTIONS if first in labels and second in labels]
-    return [*families, asked]
+    return families
 
 
 @dataclass(frozen=True, eq=False)
@@ -444,29 +443,3 @@ class _Maker:
             self.margin,
             first in REFERENCE_ONLY or (second in REFERENCE_ONLY and second not in ALONE),
         )
-
-
-#: Direct comparisons that a reader asks for: first against second, and how the question is put.
-QUESTIONS = (
-    ("abps-plus", SIMPLE, "Does abps-plus beat a plain federated regression?"),
-    ("abps-pq-k1", "random-k1", "Does choosing partners beat drawing them at random (one partner)?"),
-    ("abps", "random-k3", "Does choosing partners beat drawing them at random (three partners)?"),
-    ("abps-pq-k1-hom", "random-k1", "Do like peers beat random ones?"),
-    ("abps-pq-k1-div", "random-k1", "Do unlike peers beat random ones?"),
-    ("abps-pq-k1-align", "random-k1", "Do peers with the same outcome rate beat random ones?"),
-    ("group-oracle-k1", "random-k1", "Would knowing the true groups help?"),
-    ("abps-x", "fedavg-x", "ABPS-X against FedAvg with the same extensions"),
-    ("abps-x", "fedavg", "ABPS-X against FedAvg"),
-    ("abps-plus", "random-k1", "Does abps-plus beat random partners?"),
-    ("abps-plus", "fedavg", "Does abps-plus beat FedAvg?"),
-    ("abps-pq-k1", "fedavg-pq", "One chosen partner against the whole star, same wire"),
-    ("fedavg", "local-best", "Does FedAvg beat the best that each center can do alone?"),
-    ("fedavg", "local", "Does FedAvg beat training the same network alone?"),
-    ("centralized", "fedavg", "What would pooling all rows add to FedAvg?"),
-)
-
-
-def answers(part: Part) -> list[tuple[str, Comparison]]:
-    """The direct questions whose two sides both ran, with their comparisons."""
-    asked = [(question, part.compare(first, second)) for first, second, question in QUESTIONS]
-    return [(question, found) for question, found in asked if found is not None]

@@ -26,9 +26,9 @@ from abps.report.privacy import PrivacyPart, privacy_part
 from abps.report.study_tables import findings, in_ten
 from abps.report.tables import Table
 from abps.study.compare import Study
+from abps.study.execute import words_of
 from abps.study.plan import Request, slug
 from abps.study.records import StudyFolder
-from abps.study.tuning import words_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +93,12 @@ def figures(study: Study) -> list[Drawing]:
 def section_of(part: Part, privacy: PrivacyPart | None = None, number: int = 1) -> Section:
     """Words, tables and figures of one federation."""
     hospitals = hospitals_of(part)
-    shown = [
-        study_tables.headline(part),
-        study_tables.direct(part),
-    ]
     return Section(
         part,
         first_screen(part, hospitals, brief=number > 1),
         hospitals,
         findings(part),
-        shown,
+        [study_tables.headline(part)],
         draw_all(part),
         clinical_part(part),
         privacy,

@@ -11,7 +11,7 @@ from abps.core.matching import CAUSES
 from abps.engine.result import Run
 from abps.evaluate.inference import AverageGain
 from abps.evaluate.verdicts import RELEVANT, Cause, HospitalVerdict, LossAgreement, Verdict
-from abps.report.analysis import Comparison, Part, answers
+from abps.report.analysis import Comparison, Part
 from abps.report.hospitals import HospitalStory
 from abps.report.tables import NOTHING, Table, number, percent, plain, signed, volume
 
@@ -258,16 +258,6 @@ def _comparison(found: Comparison) -> list[float | str]:
     return [
         found.gain.estimate, low, high, found.p, found.corrected, found.verdict.value, found.loss.estimate
     ]  # fmt: skip
-
-
-def direct(part: Part) -> Table:
-    """The direct questions."""
-    rows = tuple(
-        (question, f"{found.first} − {found.second}", spoken(found), str(found.repeats))
-        for question, found in answers(part)
-    )
-    heads = ("question", "difference", f"{part.measure} (95 % interval), verdict", "repeats")
-    return Table("questions", "Direct comparisons, paired by row.", heads, rows)
 
 
 def runs(part: Part) -> Table:

@@ -24,17 +24,17 @@ import polars as pl
 
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
+from abps.engine.crossvalidation import compute
 from abps.engine.result import Accuracy, Run
 from abps.engine.simulate import Metric
 from abps.methods.base import Method
 from abps.methods.catalog import find
-from abps.study.execute import Executor, run_study
+from abps.study.execute import Executor, run_study, tuned
 from abps.study.export import to_mlflow, to_tensorboard
 from abps.study.plan import Plan, PlannedRun, Request, Source, StudyOptions, make_plan, request_of
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder, StudyRecord, record_of
-from abps.study.tuning import tuned
-from abps.study.workers import Runner, computed, note, run_local
+from abps.study.workers import Runner, note, run_local
 
 if TYPE_CHECKING:
     from abps.report.build import Report
@@ -203,8 +203,12 @@ def _in_memory(
 ) -> Study:
     """A study without a folder."""
 
+    def one(plan: Plan, run: PlannedRun) -> Run:
+        how = (run.seed, run.folds, None, run.method, run.attack, run.subgroups)
+        return compute(plan.federations[run.data], run.config(own), *how)
+
     def all_of(plan: Plan) -> list[tuple[PlannedRun, Run]]:
-        return [(run, computed(run, plan.federations[run.data], run.config(own))) for run in plan.runs]
+        return [(run, one(plan, run)) for run in plan.runs]
 
     plan = make_plan(request, words, own, federations)
     plan = tuned(plan, lambda trials: (all_of(trials), {}), words, own)

@@ -1,21 +1,37 @@
-"""A study from request to stored runs: plan, see what is there, compute what is not."""
+"""A study from request to stored runs: plan, tune, see what is there, compute what is not.
+
+Tuning is equal for all: every combination of a method's ``grid`` runs once with each tuning seed; the one
+with the largest mean validation AUROC at the end of its runs is chosen (the first in the grid's order, where
+several have it), for each federation by itself. Test rows decide nothing here. The comparison then runs with
+what was chosen, on seeds of its own.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
+from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.engine.result import Run
 from abps.methods.base import Method
-from abps.study.plan import NONE, Plan, PlannedRun, Request, make_plan
+from abps.methods.settings import configure, names
+from abps.study.plan import NONE, Choice, Plan, PlannedRun, Request, Trial, make_plan
 from abps.study.progress import StudyProgress
 from abps.study.records import TUNING, StudyFolder
-from abps.study.tuning import tuned
 
 #: Computes runs: given the study, the runs to do and where to report.
 Executor = Callable[[StudyFolder, Sequence[PlannedRun], StudyProgress], None]
+
+#: Computes the runs of a plan that are not there yet: what is finished, and why the others failed.
+Compute = Callable[[Plan], tuple[Sequence[tuple[PlannedRun, Run]], Mapping[str, str]]]
+
+#: The most combinations of a method's grid: nobody gets more tries than others.
+MOST: Final = 8
 
 
 @dataclass(frozen=True)
@@ -114,3 +130,110 @@ def run_study(
         return [(run, result) for run, result in found if result is not None], failed
 
     return conduct(tuned(plan, trials, words, own), out, executor, elsewhere)
+
+
+# ---------------------------------------------------------------- tuning
+
+
+def combinations(config: Method, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every setting of a method's grid that may be tried; what was fixed by hand is not varied."""
+    grid, known = config.grid, names(config)
+    for name, values in grid.items():
+        if name not in known or not values:
+            raise RequestError(
+                f"the grid of {type(config).__name__} names {name!r}: give settings that it has, with values"
+            )
+    held = {known[name] for name in fixed if name in known}
+    free = {name: values for name, values in grid.items() if known[name] not in held}
+    found = [dict(zip(free, values)) for values in itertools.product(*free.values())]
+    if len(found) > MOST:
+        raise RequestError(
+            f"the grid of {type(config).__name__} has {len(found)} combinations; tuning is equal for all, "
+            f"choose at most {MOST}"
+        )
+    return found if free else []
+
+
+def tuning_plan(plan: Plan, own: Mapping[str, Method] = NONE) -> Plan:
+    """The runs that a comparison is tuned on."""
+    request = plan.request
+    runs = []
+    methods = [method for method in request.methods if any(run.method == method for run in plan.runs)]
+    for data, method in itertools.product(plan.federations, methods):
+        known = names(configure(own.get(method, method)))
+        fixed = {name: value for name, value in request.settings.items() if name in known}
+        for tried in combinations(configure(own.get(method, method), fixed, request.rounds), fixed):
+            label = " ".join([method, *(f"{name}={value}" for name, value in tried.items())])
+            what = (label, method, fixed | tried, request.rounds)
+            for seed in request.tune:
+                runs.append(PlannedRun(*what, seed, data, attack=request.attack).keyed(own))
+    if not runs:
+        raise RequestError("none of the methods has anything to tune; leave tuning out")
+    inner = replace(request, seeds=request.tune, tune=(), references=(), folds=None, subgroups=())
+    return Plan(inner, plan.federations, tuple(runs))
+
+
+def validation_of(run: Run) -> float:
+    """The mean validation AUROC of the models that a run ends with."""
+    values = run.history.validation_auroc
+    if not values:
+        return math.nan
+    restored = bool(run.config["stop"]["restore_best"])
+    return max(values, key=lambda v: -math.inf if math.isnan(v) else v) if restored else values[-1]
+
+
+def choices(
+    plan: Plan, trials: Plan, done: Sequence[tuple[PlannedRun, Run]], failed: Mapping[str, str]
+) -> tuple[Choice, ...]:
+    """What tuning chose for every method on every federation."""
+    seen = {planned.key: validation_of(run) for planned, run in done}
+    found = []
+    for data, method in itertools.product(plan.federations, plan.request.methods):
+        mine = [run for run in trials.runs if (run.data, run.method) == (data, method)]
+        if not mine:
+            found.append(Choice(method, data, {}))
+            continue
+        tried = []
+        for settings in {run.label: run.settings for run in mine}.values():
+            values = [seen.get(run.key, math.nan) for run in mine if run.settings == settings]
+            varied = {name: value for name, value in settings.items() if name not in plan.request.settings}
+            mean = sum(values) / len(values)
+            tried.append(Trial(varied, None if math.isnan(mean) else mean))
+        whole = [trial for trial in tried if trial.validation is not None]
+        if not whole:
+            why = next((failed[r.key] for r in mine if r.key in failed), "not all of its runs are there")
+            raise RequestError(f"{method} cannot be tuned: {why}")
+        best = max(whole, key=lambda trial: trial.validation or -math.inf)
+        found.append(Choice(method, data, best.settings, tuple(tried)))
+    return tuple(found)
+
+
+def tuned(plan: Plan, compute: Compute, words: Sequence[str] = (), own: Mapping[str, Method] = NONE) -> Plan:
+    """The plan with every method as tuning chose it; the same plan where nothing is to be tuned."""
+    if not plan.request.tune:
+        return plan
+    trials = tuning_plan(plan, own)
+    done, failed = compute(trials)
+    chosen = choices(plan, trials, done, failed)
+    return make_plan(plan.request, words, own, tuple(plan.federations.values()), chosen)
+
+
+def words_of(choices: Sequence[Choice], seeds: Sequence[int]) -> tuple[str, ...]:
+    """What was tuned, a line for every choice."""
+    if not choices:
+        return ()
+    several = len({choice.data for choice in choices}) > 1
+    on = f"tuned on seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    lines = []
+    for choice in choices:
+        where = f" (data {choice.data[:8]})" if several else ""
+        if not choice.tried:
+            lines.append(f"{choice.method}{where}: nothing to tune, it runs as it is")
+            continue
+        chosen = ", ".join(f"{name}={value}" for name, value in choice.settings.items())
+        best = max(trial.validation or 0.0 for trial in choice.tried)
+        lines.append(
+            f"{choice.method}{where} {on}: {chosen} "
+            f"(validation AUROC {best:.3f}, best of {len(choice.tried)} settings)"
+        )
+    return tuple(lines)

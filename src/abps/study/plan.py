@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, MappingProxyType
 from typing import Any, Final, TypedDict, Unpack
 
@@ -70,7 +70,6 @@ class Request:
     seeds: tuple[int, ...]
     rounds: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     references: tuple[str, ...] = ()
     folds: int | None = None
     attack: str | None = None
@@ -96,7 +95,7 @@ class Request:
 class StudyOptions(TypedDict, total=False):
     """What few comparisons need.
 
-    model, settings, vary: replaced in every method that has them; ``vary`` makes a row for each value.
+    model, settings: replaced in every method that has them.
     references: also run what a hospital alone, pooled rows and a federated regression would give; or which.
     folds: every patient is scored out of so many folds (default 5; 1: the test rows of one split).
     tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
@@ -108,7 +107,6 @@ class StudyOptions(TypedDict, total=False):
     rounds: int | None
     model: str | None
     settings: Mapping[str, Any] | None
-    vary: Mapping[str, Sequence[Any]] | None
     references: bool | Sequence[str]
     folds: int | None
     tune: bool | Sequence[int]
@@ -135,7 +133,6 @@ def request_of(
         tuple(seeds),
         options.get("rounds"),
         dict(options.get("settings") or {}) | ({} if model is None else {"model": model}),
-        {name: tuple(values) for name, values in (options.get("vary") or {}).items()},
         (REFERENCES if references else ()) if isinstance(references, bool) else tuple(references),
         options.get("folds"),
         options.get("attack"),
@@ -181,7 +178,7 @@ class Choice:
 class PlannedRun:
     """One run: a method with its settings on one federation with one seed.
 
-    label: how tables call the method: its name, and the varied settings after it.
+    label: how tables call the method: its name; of a trial of tuning also its settings.
     data: the federation's fingerprint.  key: a digest of everything that decides the result.
     """
 
@@ -191,7 +188,7 @@ class PlannedRun:
     rounds: int | None
     seed: int
     data: str
-    key: str
+    key: str = ""
     folds: int | None = None
     attack: str | None = None
     subgroups: tuple[str, ...] = ()
@@ -204,6 +201,27 @@ class PlannedRun:
     def config(self, own: Mapping[str, Method] = NONE) -> Method:
         """The method's configuration; ``own``: configurations that only this process knows, by name."""
         return configure(own.get(self.method, self.method), self.settings, self.rounds)
+
+    def identity(self, config: Method, source: str | None = None) -> dict[str, Any]:
+        """Everything that decides the result: the version of the package, the settings, and the data.
+
+        A method of one's own counts by its source (:func:`source_of`, unless it is given).
+        """
+        asked = {"folds": self.folds, "attack": self.attack, "subgroups": list(self.subgroups) or None}
+        kind = type(config)
+        asked["source"] = source or source_of(kind) or None
+        return {name: value for name, value in asked.items() if value is not None} | {
+            "method": self.method,
+            "kind": f"{kind.__module__}.{kind.__name__}",  # elsewhere a class stands in no function
+            "config": describe(config),
+            "data": self.data,
+            "seed": self.seed,
+            "version": VERSION,
+        }
+
+    def keyed(self, own: Mapping[str, Method] = NONE) -> PlannedRun:
+        """This run with its key."""
+        return replace(self, key=key_of(self.identity(self.config(own))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,35 +251,6 @@ def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
             find(word)
             chosen.append(word)
     return tuple(chosen)
-
-
-def identity(
-    method: str,
-    config: Method,
-    fingerprint: str,
-    seed: int,
-    folds: int | None = None,
-    attack: str | None = None,
-    subgroups: Sequence[str] = (),
-    source: str | None = None,
-) -> dict[str, Any]:
-    """Everything that decides a run's result: the version of the package, the settings, and the data.
-
-    A method of one's own counts by its source (:func:`source_of`, unless it is given).
-    """
-    asked: dict[str, Any] = {"folds": folds, "attack": attack, "subgroups": list(subgroups) or None}
-    more = {name: value for name, value in asked.items() if value is not None}
-    kind = type(config)
-    if source or source_of(kind):
-        more["source"] = source or source_of(kind)
-    return more | {
-        "method": method,
-        "kind": f"{kind.__module__}.{kind.__name__}",  # in other processes a class stands in no function
-        "config": describe(config),
-        "data": fingerprint,
-        "seed": seed,
-        "version": VERSION,
-    }
 
 
 def source_of(kind: type) -> str:
@@ -331,19 +320,20 @@ def make_plan(
         references = [name for name in request.references if name not in request.methods]
         absent = _cannot_run({**plain, **{name: find(name) for name in references}}, words, federation)
         left_out += absent.values()
+        attack, subgroups = request.attack, request.subgroups
         for seed, method in itertools.product(request.seeds, [m for m in plain if m not in absent]):
-            for label, settings in _variants(method, plain[method], request):
-                settings = settings | dict(chosen.get((data, method), {}))
-                config = configure(own.get(method, method), settings, request.rounds)
-                how = (folds, request.attack, request.subgroups)
-                key = key_of(identity(method, config, data, seed, *how))
-                runs.append(PlannedRun(label, method, settings, request.rounds, seed, data, key, *how))
+            known = names(plain[method])
+            settings = {name: value for name, value in request.settings.items() if name in known}
+            settings |= chosen.get((data, method), {})
+            run = PlannedRun(
+                method, method, settings, request.rounds, seed, data, "", folds, attack, subgroups
+            )
+            runs.append(run.keyed(own))
         for seed, method in itertools.product(request.seeds, [m for m in references if m not in absent]):
             # A reference that is fitted at once knows no rounds.
             rounds = None if getattr(find(method), "fitted", False) else request.rounds
-            how = (folds, None, request.subgroups)
-            key = key_of(identity(method, configure(method, {}, rounds), data, seed, *how))
-            runs.append(PlannedRun(method, method, {}, rounds, seed, data, key, *how))
+            run = PlannedRun(method, method, {}, rounds, seed, data, "", folds, None, subgroups)
+            runs.append(run.keyed())
     return Plan(request, federations, tuple(runs), tuple(left_out), choices)
 
 
@@ -353,7 +343,7 @@ def _checked_methods(request: Request, own: Mapping[str, Method]) -> dict[str, M
     for method, config in plain.items():
         if method in own or method not in CATALOG:
             quick_check(config, method)
-    for name in (*request.settings, *request.vary):
+    for name in request.settings:
         if not any(name in names(config) for config in plain.values()):
             known = sorted({n for config in plain.values() for n in names(config) if "." not in n})
             raise RequestError(
@@ -376,17 +366,4 @@ def _cannot_run(
         elif config.only_binary and not federation.outcome.binary:
             kind = federation.outcome.kind
             found[name] = f"{name} on {federation.name}, an outcome of {kind}: {config.only_binary}"
-    return found
-
-
-def _variants(method: str, config: Method, request: Request) -> list[tuple[str, dict[str, Any]]]:
-    """A method's labels and settings: one, or one for every combination of varied values."""
-    known = names(config)
-    fixed = {name: value for name, value in request.settings.items() if name in known}
-    varied = [(name, values) for name, values in request.vary.items() if name in known]
-    found = []
-    for values in itertools.product(*(values for _, values in varied)):
-        chosen = dict(zip((name for name, _ in varied), values))
-        label = " ".join([method, *(f"{name}={value}" for name, value in chosen.items())])
-        found.append((label, fixed | chosen))
     return found

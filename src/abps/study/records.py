@@ -24,9 +24,10 @@ import polars as pl
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.federation import About, Federation
+from abps.data.roles import Roles
+from abps.data.synthetic.builtin import is_builtin
 from abps.engine.result import DECISIONS, PRIVACY, RESULT, SCORES, Run, load_run, save
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
-from abps.study.study_file import study_toml
 
 STUDY_SCHEMA = "abps.study/1"
 RECEIPT_SCHEMA = "abps.receipt/1"
@@ -392,7 +393,6 @@ def _same_study(root: Path, old: Request, new: Request) -> None:
         ("sources", "data"),
         ("rounds", "rounds"),
         ("settings", "settings"),
-        ("vary", "variation"),
         ("tune", "seeds to tune on"),
         ("folds", "folds"),
     ):
@@ -404,3 +404,54 @@ def _same_study(root: Path, old: Request, new: Request) -> None:
                 f"{root} holds a study with other {kind} ({there or 'none given'}); "
                 "choose another folder or repeat its arguments"
             )
+
+
+# ---------------------------------------------------------------- study.toml
+
+
+def options_of(plan: Plan) -> dict[str, Any]:
+    """The options that ask for a plan; where runs are computed is not among them."""
+    request = plan.request
+    first = request.sources[0]
+    usual = vars(Roles("", ""))
+    roles = {} if first.roles is None else vars(first.roles)
+    asked: dict[str, Any] = {
+        "data": [source.data for source in request.sources],
+        **{role: value for role, value in roles.items() if value != usual[role]},
+        "min_stays": first.min_stays,
+        "methods": list(request.methods),
+        "seeds": list(request.seeds),
+        "rounds": request.rounds,
+        "folds": next((run.folds for run in plan.runs), None) or 1,
+        "references": bool(request.references),
+        "attack": request.attack,
+        "tune": bool(request.tune),
+        "tune_seeds": list(request.tune),
+        "subgroups": list(request.subgroups),
+        "set": dict(request.settings),
+    }
+    return {name: value for name, value in asked.items() if value not in (None, "", [], (), {})}
+
+
+def as_toml(options: Mapping[str, Any]) -> str:
+    """Options as TOML; those with a name and a value each are tables, and come last."""
+    tables = {name: value for name, value in options.items() if isinstance(value, Mapping)}
+    lines = [f"{name} = {_value(value)}" for name, value in options.items() if name not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{_value(str(key))} = {_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(each) for each in value)}]"
+    plain = value if isinstance(value, bool | int | float | str) else str(value)
+    return json.dumps(plain, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def study_toml(plan: Plan) -> str:
+    """The file beside a study."""
+    head = "# What this study asked for. Again: abps compare --config study.toml --out NEW-FOLDER\n"
+    if any(source.roles is None and not is_builtin(source.data) for source in plan.request.sources):
+        head += "# The data were given in Python; put the file and its columns in the place of `data`.\n"
+    return head + as_toml(options_of(plan))

@@ -34,8 +34,6 @@ from abps.cores import available_cores
 
 if TYPE_CHECKING:
     from abps.data.federation import Federation
-    from abps.engine.result import Run
-    from abps.engine.simulate import Progress
     from abps.methods.base import Method
     from abps.study.plan import PlannedRun
     from abps.study.progress import StudyProgress
@@ -49,16 +47,6 @@ Received = queue.Queue[tuple[int, Event | None]]
 
 
 # ---------------------------------------------------------------- what a worker does
-
-
-def computed(
-    run: PlannedRun, federation: Federation, config: Method, progress: Progress | None = None
-) -> Run:
-    """The result of a planned run: on one split, or in folds."""
-    from abps.engine.crossvalidation import compute
-
-    how = (run.folds, progress, run.method, run.attack, run.subgroups)
-    return compute(federation, config, run.seed, *how)
 
 
 class Runner:
@@ -83,13 +71,13 @@ class Runner:
 
     def compute(self, run: PlannedRun, emit: Callable[[Event], None]) -> bool:
         """Compute and store one run; a failure is reported and noted, not raised."""
-        from abps.study.plan import identity, key_of
+        from abps.engine.crossvalidation import compute
+        from abps.study.plan import key_of
         from abps.study.records import read_federation, write_run
 
         try:
             config = run.config(self._own)
-            how = (run.folds, run.attack, run.subgroups, self._sources.get(run.method))
-            content = identity(run.method, config, run.data, run.seed, *how)
+            content = run.identity(config, self._sources.get(run.method))
             if key_of(content) != run.key:
                 raise RuntimeError(
                     "this run was planned by another version of the program; ask for the comparison again"
@@ -100,7 +88,8 @@ class Runner:
 
             if run.data not in self._held:
                 self._held = {run.data: read_federation(self.study.cache, run.data)}
-            result = computed(run, self._held[run.data], config, progress)
+            how = (run.seed, run.folds, progress, run.method, run.attack, run.subgroups)
+            result = compute(self._held[run.data], config, *how)
             write_run(self.study.folder(run), result, content)
         except Exception as error:  # whatever a method does wrong must not end the study
             lines = str(error).strip().splitlines()
