@@ -6,12 +6,22 @@ import json
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import abps
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.engine.result import PRIVACY, save
-from abps.lab.privacy_attacks import Protection, area, audit, cut, exposed, fitting
+from abps.lab.privacy_attacks import (
+    Protection,
+    RatioTest,
+    area,
+    audit,
+    cut,
+    exposed,
+    fitting,
+    protections,
+)
 from abps.methods.settings import configure
 from abps.privacy.attack_findings import INFERRED, PrivacyAudit
 from abps.report.privacy import conclusions
@@ -67,6 +77,33 @@ def test_under_masks_a_server_has_nothing_of_one_center(data):
     (seen,) = exposed(configure("fedavg", SMALL | {"secure": True}, 2), cut(data, 10, 3)[0], 3, (1,))
     steps = seen.after - seen.before
     assert np.abs(steps - steps[0]).max() < 1e-6 and np.abs(steps).max() > 0
+
+
+def test_a_coordinator_finds_members_in_sums_and_masks_hide_them(data):
+    method = configure("abps-plus", {"model": "linear"})
+    found = audit(method, data, 3, (13, 60), (5,), protections(method, ()))
+    few, few_masked, many, many_masked = found
+    assert [(f.protection, f.rows) for f in found] == [
+        ("as it ran", 13), ("masked sums", 13), ("as it ran", 60), ("masked sums", 60),
+    ]  # fmt: skip
+    assert few.shadow > 0.68 and few.shadow > 0.5 + 5 * few.shadow_se  # thirteen rows give themselves away
+    for masked in (few_masked, many_masked):  # a total over 24 centers does not
+        assert abs(masked.shadow - 0.5) < 0.1 and abs(masked.alignment - 0.5) < 0.1
+    said = conclusions([PrivacyAudit("abps-plus", 3, "", tuple(found))])
+    assert "abps-plus as it ran, 13 training rows" in said[0]
+    secure = configure("abps-plus", {"model": "linear", "secure": True})
+    assert [p.name for p in protections(secure, ())] == ["as it ran", "without masks"]
+
+
+def test_a_likelihood_ratio_is_that_of_two_normal_laws():
+    rng = np.random.default_rng(4)
+    reference, count = rng.normal(0.3, 1.0, (200, 3)) @ rng.normal(size=(3, 3)), 12
+    seen, rows = reference[:count].sum(axis=0), reference[:5]
+    mean, covariance = reference.mean(axis=0), np.cov(reference, rowvar=False)
+    shrunk = count * (0.5 * covariance + 0.5 * np.diag(np.diag(covariance)))
+    without = stats.multivariate_normal(count * mean, shrunk).logpdf(seen)
+    wanted = [stats.multivariate_normal(r + (count - 1) * mean, shrunk).logpdf(seen) - without for r in rows]
+    assert RatioTest(reference, seen, count)(rows) == pytest.approx(wanted)
 
 
 def test_sizes_that_nobody_has_are_left_out_unless_asked_for(data):

@@ -25,7 +25,9 @@ def audit_privacy(
     study: Annotated[Path, typer.Argument(help="Folder of a study (`abps compare`), or of sites' exports.")],
     method: Annotated[
         str | None,
-        typer.Option(help="Comma-separated methods of the study. Default: the first that sends models."),
+        typer.Option(
+            help="Comma-separated methods of the study. Default: the first that sends models or sums."
+        ),
     ] = None,
     sizes: Annotated[
         str, typer.Option(help="Comma-separated training rows of attacked centers. Default: 13, 40, 200.")
@@ -50,7 +52,7 @@ def audit_privacy(
     from abps.study.compare import load_study
     from abps.study.records import StudyFolder
 
-    there, found, written, beyond = StudyFolder(study), [], [], []
+    there, found, written = StudyFolder(study), [], []
     spent, differ = _ledgers(study)
     if there.path.exists():
         record = there.read()
@@ -58,8 +60,7 @@ def audit_privacy(
         rows, at = _numbers(sizes, "--sizes", int), _numbers(rounds, "--rounds", int)
         budgets = _numbers(epsilon, "--epsilon", float)
         found = [_audit(run, known, rows, at, budgets) for run in _chosen(study, record, method)]
-        beyond = _not_attacked(record)
-        written = write(out or study, found, [*beyond, *spent])
+        written = write(out or study, found, spent)
     elif not spent:
         raise RequestError(f"{study} holds no study and no ledger; give the --out of `abps compare`")
     page = None
@@ -68,10 +69,9 @@ def audit_privacy(
     if as_json:
         findings = [{"method": each.method} | vars(f) for each in found for f in each.findings]
         content = {"methods": [each.method for each in found], "findings": findings, "ledgers": spent}
-        content["not_attacked"] = beyond
         print(json.dumps(content | {"report": None if page is None else str(page)}))
     else:
-        lines = [*conclusions(found), *beyond, *spent, *(f"written to {path}" for path in written[:1])]
+        lines = [*conclusions(found), *spent, *(f"written to {path}" for path in written[:1])]
         for line in lines + ([] if page is None else [f"report: {page}"]):
             options.terminal().print(line, soft_wrap=True)
     if differ:
@@ -90,7 +90,9 @@ def _audit(
     if run.data not in known:
         raise RequestError(f"the data of {run.label!r} are not what they were; run the study again")
     config = with_noise(run.config())
-    last = config.stop.rounds
+    last = (
+        getattr(config, "steps", config.stop.rounds - 1) + 1
+    )  # of abps-plus: while it fits the common model
     rounds = rounds or sorted({1, min(10, last)})
     if max(rounds) > last:
         raise RequestError(f"--rounds {max(rounds)}: {run.label} ran for {last} rounds; choose up to {last}")
@@ -116,31 +118,23 @@ def _numbers(text: str, flag: str, kind: type) -> list[Any]:
 
 def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[PlannedRun]:
     """The first run of every method that was asked for."""
-    from abps.lab.privacy_attacks import sends_updates
+    from abps.lab.privacy_attacks import attackable
 
     first: dict[str, PlannedRun] = {}
     for run in record.runs:
-        if sends_updates(run.config()):
+        if attackable(run.config()):
             first.setdefault(run.label, run)
     if not first:
-        raise RequestError(f"{folder}: no method of this study sends models, so there is nothing to attack")
+        raise RequestError(
+            f"{folder}: no method of this study sends models or sums, so there is nothing to attack"
+        )
     wanted = [next(iter(first))] if method is None else list(dict.fromkeys(options.split(method)))
     for name in wanted:
         if name not in first:
             raise RequestError(
-                f"--method {name}: no such method here sends models; choose from {', '.join(first)}"
+                f"--method {name}: no such method here sends models or sums; choose from {', '.join(first)}"
             )
     return [first[name] for name in wanted]
-
-
-def _not_attacked(record: StudyRecord) -> list[str]:
-    """A sentence on the methods whose exchanges these attacks cannot read."""
-    coordinated = dict.fromkeys(run.label for run in record.runs if run.config().kind == "coordinated")
-    return [
-        f"{name} was not attacked: its hospitals send sums over their rows to a coordinator, not trained "
-        "models, which is what these attacks read. --set secure=yes masks such sums."
-        for name in coordinated
-    ]
 
 
 def _ledgers(folder: Path) -> tuple[list[str], list[str]]:

@@ -11,6 +11,11 @@ holds records of people, of whom it wants to know whether they were learned from
 * *attributes*: of a record with one yes/no entry unknown, the attacker takes the value whose gradient fits
   the update better. What counts is how much better it guesses for members than for others.
 
+Methods whose centers send sums to a coordinator are attacked by what a row adds to such a sum: the attacker
+is the coordinator, recomputes a center's upload with and without the row, and asks how well that fits what
+arrived. *alignment* is the cosine of the two; *shadow models* is the likelihood ratio of a sum with the row
+against one without it, given what rows of other people add. Under masks the coordinator sees the total alone.
+
 Sizes are made: of every center only so many training rows are learned from, and the ones left over count
 among the people that it has not seen.
 """
@@ -32,10 +37,12 @@ from abps.data.prepare import Prepared, Rows
 from abps.engine.rounds import RunState
 from abps.methods.accounting import with_noise
 from abps.methods.base import Context, Method
+from abps.methods.coordinated import Broadcast, CoordinatedMethod
 from abps.methods.settings import names, with_settings
 from abps.methods.star import StarMethod
 from abps.models.learners import Learner, learner_for
 from abps.privacy.attack_findings import Finding
+from abps.privacy.fixed_point import exact_sum
 
 Floats = NDArray[np.float64]
 
@@ -61,6 +68,9 @@ WITHOUT_NOISE = {"dp_epsilon": None, "sampling": 1.0, "noise_multiplier": 0.0, "
 def protections(config: Method, budgets: Sequence[float]) -> list[Protection]:
     """What is compared: as it ran, without rounding on the wire, and with what hides rows, or without it."""
     found = [Protection("as it ran", {})]
+    if isinstance(config, CoordinatedMethod):
+        secure = config.privacy.secure
+        return [*found, Protection("without masks" if secure else "masked sums", {"secure": not secure})]
     if "codec" in names(config) and config.line.codec != "fp32":
         found.append(Protection("all digits", {"codec": "fp32"}))
     if isinstance(config, StarMethod) and config.adds is not None and not config.noted:
@@ -73,11 +83,9 @@ def protections(config: Method, budgets: Sequence[float]) -> list[Protection]:
     return found
 
 
-def sends_updates(method: Method) -> bool:
-    """Whether centers send models that were trained on their rows: that is what the attacks read."""
-    if method.kind in ("alone", "coordinated"):
-        return False
-    return not (isinstance(method, StarMethod) and method.asks)
+def attackable(method: Method) -> bool:
+    """Whether centers send models that were trained on their rows, or sums over them, which attacks read."""
+    return method.kind != "alone" and not (isinstance(method, StarMethod) and method.asks)
 
 
 def fitting(data: Prepared, sizes: Sequence[int]) -> list[int]:
@@ -241,9 +249,9 @@ def attack(made: Gradients, seen: Exposed, members: Rows, others: Rows, name: st
         seen.round,
         n,
         float(aligned.mean()),
-        float(aligned.std(ddof=1) / np.sqrt(n)),
+        _error(aligned),
         float(shadowed.mean()),
-        float(shadowed.std(ddof=1) / np.sqrt(len(shadowed))),
+        _error(shadowed),
         float(gap.mean()) if len(gap) else 0.0,
     )
 
@@ -273,8 +281,7 @@ def guessing(
     member: NDArray[np.bool_],
 ) -> float:
     """How much better a yes/no entry is guessed for members than for others: a difference of areas."""
-    share = x.mean(axis=0)
-    flags = np.flatnonzero(np.isin(x, (0, 1)).all(axis=0) & (share > RARE) & (share < FREQUENT))[:ATTRIBUTES]
+    flags = flags_of(x)
     if not len(flags):
         return float("nan")
     update = seen.after[i] - seen.before[i]
@@ -291,6 +298,138 @@ def guessing(
     return float(np.mean(gaps))
 
 
+# ---------------------------------------------------------------- sums that a coordinator sees
+
+#: Members and strangers of a center that are asked about, and yes/no columns whose entries are guessed.
+ASKED, SUM_ATTRIBUTES = 8, 2
+
+
+class SumAttack:
+    """Attacks of a coordinator on uploads that are sums over rows, in some exchanges.
+
+    Uploads are taken as masks carry them, with all their digits; an upload without masks is rounded on the
+    wire, which protects nobody. What centers send about clusters (half scores) is not attacked.
+    """
+
+    def __init__(
+        self, method: CoordinatedMethod, data: Prepared, others: Rows, seed: int, rounds: Sequence[int]
+    ) -> None:
+        self.method = with_settings(method, {"secure": True})
+        self.data, self.seed, self.rounds = data, seed, rounds
+        self.members = [data.train.only(i) for i in range(len(data.centers))]
+        self.strangers = [others.only(i) for i in range(len(data.centers))]
+        self.asked = min(ASKED, int(data.train.sizes.min()), int(others.sizes.min()))
+        self.broadcasts: list[Broadcast] = []
+        self.sent = self.uploads(self.members)
+
+    def uploads(self, parts: Sequence[Rows]) -> list[Floats]:
+        """Per round: (n, entries) what centers with these rows send, after the same broadcasts."""
+        data, method = replace(self.data, train=_joined(parts)), self.method
+        ids = streams.center_ids(data.centers)
+        learner = learner_for(data, method.training, self.seed)
+        start = RunState.start(method, Context(learner, data, ids, self.seed, method.stop.rounds))
+        context, state, found = start.context, start.state, []
+        for t in range(1, max(self.rounds) + 1):
+            sent = np.nan_to_num(method.upload(context, state, t).values)
+            found += [sent] if t in self.rounds else []
+            if len(self.broadcasts) < t:
+                self.broadcasts.append(method.aggregate(context, state, exact_sum(sent)[None], t))
+            state = method.apply_broadcast(context, state, self.broadcasts[t - 1], t)
+        return found
+
+    def changed(self, k: int, row: str = "", column: int | None = None) -> list[Floats]:
+        """Uploads without every center's k-th member, or with a row in its place: itself ("member") or the
+        k-th stranger; with a yes/no column, the row with the other entry."""
+        parts = []
+        for mine, other in zip(self.members, self.strangers):
+            rest = np.arange(len(mine.y)) != k
+            x, y = mine.x[rest], mine.y[rest]
+            if row:
+                source = mine if row == "member" else other
+                new = source.x[k : k + 1].copy()
+                if column is not None:
+                    new[0, column] = 1.0 - new[0, column]
+                x, y = np.concatenate([x, new]), np.concatenate([y, source.y[k : k + 1]])
+            parts.append(_stacked([(x, y)]))
+        return self.uploads(parts)
+
+    def findings(self, masked: Mapping[str, bool]) -> list[Finding]:
+        """Per round and protection; masked: whether the coordinator sees the total alone, by its name."""
+        asked = [(k, row) for row in ("member", "stranger") for k in range(self.asked)]
+        columns = flags_of(np.concatenate([part.x for part in self.members]))[:SUM_ATTRIBUTES].tolist()
+        without = [self.changed(k) for k in range(self.asked)]
+        added: dict[int | None, list[Floats]] = {}  # (n, asked, entries) what rows add to uploads, per round
+        for column in (None, *columns):
+            new = [self.changed(k, row, column) for k, row in asked]
+            added[column] = [
+                np.stack([new[a][at] - without[k][at] for a, (k, _) in enumerate(asked)], axis=1)
+                for at in range(len(self.rounds))
+            ]
+        return [
+            self._finding(name, hidden, at, {column: each[at] for column, each in added.items()})
+            for name, hidden in masked.items()
+            for at in range(len(self.rounds))
+        ]
+
+    def _finding(self, name: str, masked: bool, at: int, added: Mapping[int | None, Floats]) -> Finding:
+        """Both attacks in one round, and the guesses of attributes."""
+        sent, n, size = self.sent[at], len(self.members), len(self.members[0].y)
+        member = np.arange(2 * self.asked) < self.asked
+        seen, count = (np.tile(sent.sum(axis=0), (n, 1)), n * size) if masked else (sent, size)
+        own = added[None]
+        others = [np.delete(own[:, ~member], i, axis=0).reshape(-1, sent.shape[1]) for i in range(n)]
+        tests = [RatioTest(others[i], seen[i], count) for i in range(n)]
+        along = [cosine(own[i] - r.mean, seen[i] - count * r.mean) for i, r in enumerate(tests)]
+        ratio = np.array([r(own[i]) for i, r in enumerate(tests)])
+        aligned, shadowed = (np.array([area(each, member) for each in which]) for which in (along, ratio))
+        gaps = []
+        for column in (column for column in added if column is not None):
+            turned = np.array([r(added[column][i]) for i, r in enumerate(tests)])
+            pairs = zip(self.members, self.strangers)
+            entries = [np.concatenate([rows.x[: self.asked, column] for rows in pair]) for pair in pairs]
+            truth = np.array(entries) > 0
+            fits = np.where(truth, ratio - turned, turned - ratio)
+            inside, outside = (area(fits[:, m].ravel(), truth[:, m].ravel()) for m in (member, ~member))
+            gaps.append(inside - outside)
+        means = (float(aligned.mean()), _error(aligned), float(shadowed.mean()), _error(shadowed))
+        return Finding(name, size, self.rounds[at], n, *means, float(np.mean(gaps)) if gaps else 0.0)
+
+
+class RatioTest:
+    """The log likelihood ratio that rows are in a sum of so many: normal sums, whose law follows from what
+    rows of other people add.  reference: (people, entries).  seen: (entries,)."""
+
+    def __init__(self, reference: Floats, seen: Floats, count: int) -> None:
+        self.mean, self.count = reference.mean(axis=0), count
+        covariance = np.cov(reference, rowvar=False)
+        diagonal = np.diag(covariance)
+        self.used = diagonal > 1e-12 * diagonal.max()
+        shrunk = 0.5 * covariance + 0.5 * np.diag(diagonal)  # fewer people than entries would be singular
+        self.precision = np.linalg.inv(shrunk[np.ix_(self.used, self.used)])
+        self.residual = (seen - count * self.mean)[self.used]
+
+    def __call__(self, added: Floats) -> Floats:
+        """(rows,) for rows that add (rows, entries)."""
+        d = (added - self.mean)[:, self.used] @ self.precision
+        return (d @ self.residual - 0.5 * (d * (added - self.mean)[:, self.used]).sum(axis=1)) / self.count
+
+
+def cosine(rows: Floats, one: Floats) -> Floats:
+    """(rows,) cosines between rows and one vector."""
+    return (rows @ one) / np.maximum(np.linalg.norm(rows, axis=1) * np.linalg.norm(one), 1e-300)
+
+
+def _error(values: Floats) -> float:
+    """The standard error of a mean."""
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def flags_of(x: NDArray[np.float32]) -> NDArray[np.intp]:
+    """Yes/no columns that are neither rare nor nearly always set."""
+    share = x.mean(axis=0)
+    return np.flatnonzero(np.isin(x, (0, 1)).all(axis=0) & (share > RARE) & (share < FREQUENT))[:ATTRIBUTES]
+
+
 def audit(
     method: Method,
     data: Prepared,
@@ -301,6 +440,12 @@ def audit(
 ) -> list[Finding]:
     """Every attack, for centers of every size, in every round, under every protection."""
     found = []
+    if isinstance(method, CoordinatedMethod):
+        secure = method.privacy.secure
+        masked = {each.name: bool(each.settings.get("secure", secure)) for each in protections}
+        for size in sizes:
+            found += SumAttack(method, *cut(data, size, seed), seed, rounds).findings(masked)
+        return found
     for protection in protections:
         changed = with_settings(method, protection.settings)
         for size in sizes:
