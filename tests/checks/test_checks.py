@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import abps
-from abps.checks import CheckFailure, check_method, quick_check
-from abps.checks.method_checks import CHECKS
+from abps.checks import CHECKS, CheckFailure, check_method, quick_check
 from abps.cli.main import main
 from abps.methods.base import Models
 from abps.methods.fedavg import FedAvg

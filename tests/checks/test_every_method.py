@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from abps import CATALOG, Run, find, simulate
-from abps.checks import check_method
-from abps.checks.method_checks import CHECKS
+from abps.checks import CHECKS, check_method
 from abps.data.federation import Federation
 from abps.engine.result import SCHEMA
 from abps.engine.rounds import RunState

@@ -13,10 +13,10 @@ from abps.data.prepare import prepare
 from abps.data.split import assign_folds, fold_split
 from abps.data.synthetic.builtin import Roles
 from abps.data.table import federate
-from abps.engine import preparations
+from abps.engine import simulate as engine
 from abps.engine.crossvalidation import cross_validate, fold_seed
-from abps.engine.preparations import shared_rows
 from abps.engine.result import Run
+from abps.engine.simulate import shared_rows
 from abps.methods.settings import configure
 from abps.models.learners import learner_for
 
@@ -100,13 +100,13 @@ def test_folds_have_training_seeds_of_their_own():
 
 def test_folds_are_prepared_once_for_methods_that_want_the_same(federation, monkeypatch):
     made = []
-    original = preparations.prepare
-    monkeypatch.setattr(preparations, "prepare", lambda *a, **k: made.append(1) or original(*a, **k))
-    monkeypatch.setattr(preparations, "_HELD", {})
+    original = engine.prepare
+    monkeypatch.setattr(engine, "prepare", lambda *a, **k: made.append(1) or original(*a, **k))
+    monkeypatch.setattr(engine, "_HELD", {})
     for method in ("local", "fedavg"):
         cross_validate(federation, configure(method, {}, 1), 11, 3, name=method)
     assert len(made) == 3
-    monkeypatch.setattr(preparations, "MOST_BYTES", 1)  # keeps the last one alone
+    monkeypatch.setattr(engine, "MOST_BYTES", 1)  # keeps the last one alone
     config = configure("fedavg", {}, 1)
     first = shared_rows(federation, 11, config)
     assert shared_rows(federation, 11, config) is first and len(made) == 4

@@ -82,7 +82,7 @@ def test_under_masks_a_server_has_nothing_of_one_center(data):
 def test_a_coordinator_finds_members_in_sums_and_masks_hide_them(data):
     method = configure("abps-plus", {"model": "linear"})
     found = audit(method, data, 3, (13, 60), (5,), protections(method, ()))
-    few, few_masked, many, many_masked = found
+    few, few_masked, _, many_masked = found
     assert [(f.protection, f.rows) for f in found] == [
         ("as it ran", 13), ("masked sums", 13), ("as it ran", 60), ("masked sums", 60),
     ]  # fmt: skip

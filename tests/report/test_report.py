@@ -105,7 +105,7 @@ def test_the_first_screen_answers():
     two = {"local-best": (0.70, 0.0, 0.0, None), "glm-exact": (0.75, 0.2, 0.0, None)}
     screen = screen_of(part_of(two | {"abps-plus": (0.75, 0.05, 0.0, None)}))
     assert screen.title.startswith("Yes. Working together predicts better")
-    assert "0.7" in screen.lead and "Log-loss agrees." in screen.lead
+    assert "0.7" in screen.lead and "Log-loss agrees: its probabilities are better, too." in screen.lead
     assert any("as good as abps-plus" in sentence and "simpler" in sentence for sentence in screen.more)
     assert [card.title for card in screen.cards] == ["How sure", "With whom", "Price", "Next step"]
     assert "approval" in " ".join(screen.cards[2].sentences)  # what a federation costs to run

@@ -20,7 +20,6 @@ from abps.core.errors import RequestError
 from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical
-from abps.engine.preparations import shared_rows
 from abps.engine.result import (
     Bytes,
     History,
@@ -31,7 +30,7 @@ from abps.engine.result import (
     scored_on,
     scores_of,
 )
-from abps.engine.simulate import Progress, simulate
+from abps.engine.simulate import Progress, shared_rows, simulate
 from abps.evaluate.calibration import Recalibration
 from abps.evaluate.measured import measured
 from abps.methods.base import Method

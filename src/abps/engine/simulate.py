@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation, groups_of
-from abps.data.prepare import Prepared
+from abps.data.prepare import Prepared, prepare
+from abps.data.split import assign_folds, fold_split
 from abps.engine import checkpoint as checkpoints
 from abps.engine.attacks import Attack, Attackers, attackers_of
-from abps.engine.preparations import shared_rows
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.track import RoundReport, Track, row_scores
+from abps.methods.accounting import counting_of, with_noise
 from abps.methods.accounting import ledger as ledger_of
-from abps.methods.accounting import with_noise
 from abps.methods.base import Context, Method
 from abps.methods.catalog import name_of
 from abps.methods.settings import configure, describe
@@ -274,3 +274,33 @@ def _result(request: _Request, played: _Played) -> Run:
             privacy=None if state.spending is None else ledger_of(config, context, state.spending),
         ),
     )
+
+
+# ---------------------------------------------------------------- rows that several runs share
+
+#: Bytes of the preparations that are kept, the last used ones.
+MOST_BYTES: Final = 400_000_000
+
+_HELD: Final[dict[tuple[Any, ...], list[Prepared]]] = {}
+
+
+def shared_rows(federation: Federation, seed: int, config: Method, folds: int = 0) -> list[Prepared]:
+    """The federation as a method wants it prepared: in the split of a seed, or with each of so many folds as
+    its test rows in turn."""
+    how: dict[str, Any] = {"standardise": config.training.standardise, "splines": config.training.splines}
+    how |= {"min_cell": config.privacy.min_cell, "histograms": counting_of(config, seed)}
+    key = (federation.fingerprint(), federation.name, seed, folds, *how.values())
+    found = _HELD.pop(key, None)
+    if found is None and folds:
+        fold = assign_folds(federation, seed, folds)
+        # All folds on one time grid and one scale, so that their answers can stand side by side.
+        agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
+        found = [prepare(agreed, seed, split=fold_split(fold, k, folds), **how) for k in range(folds)]
+    _HELD[key] = found or [prepare(federation, seed, **how)]  # the last one used goes last
+    while len(_HELD) > 1 and sum(map(_size, _HELD.values())) > MOST_BYTES:
+        del _HELD[next(iter(_HELD))]
+    return _HELD[key]
+
+
+def _size(parts: list[Prepared]) -> int:
+    return sum(rows.x.nbytes for part in parts for rows in (part.train, part.validation, part.test))

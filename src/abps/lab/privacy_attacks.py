@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -314,7 +314,7 @@ class SumAttack:
     def __init__(
         self, method: CoordinatedMethod, data: Prepared, others: Rows, seed: int, rounds: Sequence[int]
     ) -> None:
-        self.method = with_settings(method, {"secure": True})
+        self.method = cast(CoordinatedMethod, with_settings(method, {"secure": True}))
         self.data, self.seed, self.rounds = data, seed, rounds
         self.members = [data.train.only(i) for i in range(len(data.centers))]
         self.strangers = [others.only(i) for i in range(len(data.centers))]
@@ -401,17 +401,21 @@ class RatioTest:
 
     def __init__(self, reference: Floats, seen: Floats, count: int) -> None:
         self.mean, self.count = reference.mean(axis=0), count
-        covariance = np.cov(reference, rowvar=False)
-        diagonal = np.diag(covariance)
-        self.used = diagonal > 1e-12 * diagonal.max()
-        shrunk = 0.5 * covariance + 0.5 * np.diag(diagonal)  # fewer people than entries would be singular
-        self.precision = np.linalg.inv(shrunk[np.ix_(self.used, self.used)])
-        self.residual = (seen - count * self.mean)[self.used]
+        spread = reference.std(axis=0, ddof=1)
+        self.used = spread > 1e-6 * spread.max()
+        self.spread = spread[self.used]
+        # Half of the covariance and half of its diagonal: there may be more entries than people, so that the
+        # inverse is taken among people (Woodbury).
+        self.people = (reference - self.mean)[:, self.used] / self.spread
+        k = len(self.people)
+        self.kernel = np.linalg.inv((k - 1) * np.eye(k) + self.people @ self.people.T)
+        self.residual = (seen - count * self.mean)[self.used] / self.spread
 
     def __call__(self, added: Floats) -> Floats:
         """(rows,) for rows that add (rows, entries)."""
-        d = (added - self.mean)[:, self.used] @ self.precision
-        return (d @ self.residual - 0.5 * (d * (added - self.mean)[:, self.used]).sum(axis=1)) / self.count
+        d = (added - self.mean)[:, self.used] / self.spread
+        weighed = 2.0 * (d - (d @ self.people.T) @ self.kernel @ self.people)
+        return (weighed @ self.residual - 0.5 * (weighed * d).sum(axis=1)) / self.count
 
 
 def cosine(rows: Floats, one: Floats) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from abps.evaluate.inference import Scope
 from abps.evaluate.verdicts import RELEVANT, HospitalVerdict, LossAgreement, Verdict
 from abps.report.analysis import REFERENCE_ONLY, SIMPLE, Comparison, MethodLine, Part
-from abps.report.hospitals import HospitalStory
+from abps.report.hospitals import HospitalStory, two_digits
 from abps.report.study_tables import (
     agreement_words,
     gain_words,
@@ -129,6 +129,12 @@ def _answer(part: Part) -> tuple[str, str]:
         f"{part.measure} {number(alone.mean)} alone, {number(part.lead.result.mean)} together ({label}) for "
         f"the average hospital: {gain_words(found.gain, INTERVAL)}."
     )
+    if part.measure == "AUROC":  # what the number means
+        together, before = (f"{100 * each.mean:.0f}" for each in (part.lead.result, alone))
+        levels += (
+            f" Of 100 pairs of a patient with the event and one without, {together} are ranked right, alone "
+            f"{before}."
+        )
     titles = {
         Verdict.BETTER: "Yes. Working together predicts better than the best model a hospital builds alone.",
         Verdict.WORSE: "No. Working together predicts worse than the best model a hospital builds alone.",
@@ -164,6 +170,18 @@ def _simple(part: Part) -> str:
     if found is None:
         return ""
     by = gain_words(found.gain)
+    if found.agreement is not LossAgreement.UNCLEAR and found.verdict is not Verdict.BETTER:
+        saved = f"log-loss {signed(-abs(found.loss.estimate))}"
+        if found.loss.estimate > 0:
+            return (
+                f"A plain federated regression ({SIMPLE}) ranks about as well, {by}, but the probabilities "
+                f"of {part.page} are clearly better ({saved}): they are what a decision needs."
+            )
+        if found.verdict is not Verdict.WORSE:
+            return (
+                f"A plain federated regression ({SIMPLE}) ranks about as well as {part.page}, {by}, and its "
+                f"probabilities are clearly better ({saved}): use it."
+            )
     return {
         Verdict.BETTER: f"{part.page} beats a plain federated regression ({SIMPLE}): {by}.",
         Verdict.WORSE: f"A plain federated regression ({SIMPLE}) is better than {part.page}, {by}: use it.",
@@ -207,8 +225,10 @@ def _shares(found: Comparison | None) -> tuple[HospitalShare, ...]:
     for verdict, (text, tone) in words.items():
         count = found.count(verdict)
         if verdict is HospitalVerdict.INCONCLUSIVE and needed:
-            middle = sorted(needed)[len(needed) // 2]
-            text += f" (about {max(middle, 1):,.0f} more events each would settle it)"
+            middle = two_digits(max(sorted(needed)[len(needed) // 2], 1))
+            text += f" (about {middle:,} more events each would settle it)"
+        if verdict is HospitalVerdict.TOO_FEW and count == 1:
+            text = text.replace("have", "has")
         if count:
             shown.append(HospitalShare(count, text, tone))
     return tuple(shown)
@@ -228,7 +248,7 @@ def _sure(part: Part) -> Card | None:
         low_like, high_like = found.gain.interval(scope=Scope.LIKE_THESE)
         sentences.append(f"Over hospitals like these: {signed(low_like)} to {signed(high_like)}.")
     sentences.append(
-        f"One further hospital like these: {signed(float(low[0]))} to {signed(float(high[0]))} (gains: "
+        f"One further hospital like these: {signed(float(low[0]))} to {signed(float(high[0]))} (it gains: "
         f"{in_ten(float(further.above(0.0)[0]))})."
     )
     sentences.append(f"For the average patient: {gain_words(found.by_patient)}.")

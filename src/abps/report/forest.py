@@ -57,10 +57,10 @@ def forest(
     if number == 1:
         caption += (
             " Square: a hospital's own evidence combined with that of all, with its 95 % interval; ring: its "
-            "own patients alone."
+            "own patients alone; full colour: 95 % sure of the sign."
         )
     if hidden:
-        caption += f" {hidden} with fewer than 5 events are not plotted."
+        caption += f" Not plotted: {hidden} with fewer than 5 events."
     return Markup(
         f'<table class="forest"><caption>{escape(caption)}</caption>'
         '<thead><tr><th scope="col">hospital</th><th scope="col">events</th>'

@@ -151,7 +151,7 @@ class HospitalStory:
         e = self.evidence
         settle = ""
         if math.isfinite(e.needed) and e.needed > self.events:
-            count = f"{_round(e.needed):,}"
+            count = f"{two_digits(e.needed):,}"
             settle = f" About {count} events of your own would settle it; {self.events:.0f} are here."
         return {
             HospitalVerdict.GAINS: "Take part: your own patients and those of the others agree.",
@@ -167,7 +167,7 @@ class HospitalStory:
         }[e.verdict]
 
 
-def _round(value: float) -> int:
+def two_digits(value: float) -> int:
     """Two significant digits: more would pretend to know."""
     if value < 100:
         return round(value)

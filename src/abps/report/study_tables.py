@@ -64,9 +64,11 @@ def in_ten(chance: float) -> str:
 def agreement_words(found: Comparison) -> str:
     """What the loss adds to the ranking."""
     if found.agreement is LossAgreement.AGREES:
-        return "Log-loss agrees."
+        return (
+            f"Log-loss agrees: its probabilities are {'better' if found.gain.estimate > 0 else 'worse'}, too."
+        )
     if found.agreement is LossAgreement.UNCLEAR:
-        return f"Log-loss shows no clear difference ({signed(found.loss.estimate)})."
+        return f"Log-loss shows no clear difference ({signed(-found.loss.estimate)})."
     if found.gain.estimate > 0:
         return (
             f"It ranks patients better, but its probabilities are worse (log-loss "

@@ -107,8 +107,8 @@ class StudyProgress:
         """How far the study is, and how long it may still take."""
         whole, left = self._bars.tasks[self._all], self.seconds_left()
         spent = clock(time.monotonic() - self._began)
-        to_come = "…" if left is None else f"about {clock(left)} left"
-        return f"{whole.completed:.0f} of {whole.total:.0f} runs, {spent} spent, {to_come}"
+        to_come = "" if left == 0 else ", …" if left is None else f", about {clock(left)} left"
+        return f"{whole.completed:.0f} of {whole.total:.0f} runs, {spent} spent{to_come}"
 
 
 def clock(seconds: float) -> str:

@@ -1,5 +1,8 @@
 """What a method must do to be run, compared and trusted: checked in short runs on a small federation.
 
+from abps.checks import check_method
+check_method(MyMethod())          # raises CheckFailure with one sentence, or returns the checks that passed
+
 Every check is a function of a :class:`MethodTrial` that returns nothing if all is well, or else what is
 wrong.
 """
