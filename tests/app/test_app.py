@@ -281,10 +281,12 @@ def test_a_study_is_cancelled_resumed_and_survives_a_killed_server(serve, browse
     assert "Nothing looks wrong" in page.inner_text("main")
     page.click("button:has-text('Start')")
     page.wait_for_url("**/run")
+    while not (begun := list(server.home.glob("*/compare.log"))):
+        page.wait_for_timeout(100)
     page.click("button:has-text('Stop')")
     page.wait_for_selector("text=It is stopped")
     accessible(page, axe)
-    (study,) = server.home.glob("*/compare.log")
+    (study,) = begun
     assert not [
         p for p in psutil.process_iter(["cmdline"]) if str(study.parent) in " ".join(p.info["cmdline"] or [])
     ]
