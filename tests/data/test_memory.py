@@ -1,5 +1,7 @@
 """Federations from data in memory: every container gives what a file with the same rows gives."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -149,3 +151,52 @@ def test_a_path_is_read_and_checked_like_a_frame(tmp_path):
     assert made.fingerprint() == abps.read_table(tmp_path / "t.csv", "died", "hospital").fingerprint()
     found = abps.check(frame(), label="died", center="hospital")
     assert found.rows == 400 and any(repair.column == "lactate" for repair in found.repairs)
+
+
+def troubled() -> pl.DataFrame:
+    """Eight columns with what hospitals send, and centers that cannot take part."""
+    rng = np.random.default_rng(3)
+    rows = 600
+    hospital = np.array(["Nord", "Süd", "West"])[np.arange(rows) % 3]
+    heavy, constant = rng.normal(5, 1, rows), rng.normal(size=rows)
+    heavy[1], constant[hospital == "West"] = 1e9, 4.0
+    table = pl.DataFrame(
+        {
+            "hospital": hospital,
+            "died": (rng.random(rows) < 0.3).astype(int),
+            "age": rng.normal(60, 10, rows),
+            "crp": heavy,
+            "ph": constant,
+            "lactate": np.where(hospital == "Nord", np.nan, rng.gamma(2, 1, rows)),
+            "diagnosis": [f"d{k}" for k in np.arange(rows) // 2],
+        }
+    )
+    quiet = table.head(60).with_columns(hospital=pl.lit("Ost"), died=pl.lit(0, pl.Int64))
+    tiny = table.head(3).with_columns(hospital=pl.lit("Insel"))
+    return pl.concat([table, quiet, tiny])
+
+
+def test_warnings_name_column_and_center_in_memory() -> None:
+    with pytest.warns(abps.core.errors.DataWarning) as seen:
+        fed = abps.federation(troubled(), label="died", center="hospital", keep=("diagnosis",))
+    said = [str(each.message) for each in seen]
+    for words in (
+        ("'crp'", "far out", "1e+09", "'Süd'"),
+        ("'ph'", "one value alone", "'West'"),
+        ("'lactate'", "no value", "'Nord'"),
+        ("'diagnosis'", "levels", "30 most frequent"),
+        ("left out", "Insel", "fewer than 50 rows"),
+        ("left out", "Ost", "fewer than 3 positive rows (0)"),
+    ):
+        assert sum(all(word in sentence for word in words) for sentence in said) == 1, words
+    assert fed.notes is not None and len(said) == len(set(said)) and fed.centers == ("Nord", "Süd", "West")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # check returns them instead
+        assert abps.check(troubled(), label="died", center="hospital").warnings
+
+
+def test_a_clean_table_and_the_built_in_federation_give_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        abps.load("icu-synthetic:centers=6,stays=900")
+        abps.federation(frame().drop("lactate"), label="died", center="hospital")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import typer
 
 from abps.cli.commands import Commands, as_flags, flags_of
-from abps.core.errors import RequestError
+from abps.core.errors import DataWarning, RequestError
 from abps.release import VERSION
 
 HELP = """Peer-to-peer federated learning for hospitals: who to work with, when, and at what cost.
@@ -77,6 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 0 done, 2 wrong request, 1 internal error, more after a signal."""
     signals = clean_up_on_signals() if arguments is None else []
     given = sys.argv[1:] if arguments is None else list(arguments)
+    warnings.simplefilter("ignore", DataWarning)  # commands print them in their own words
     sys.path.append(str(Path.cwd()))  # last: modules beside the user's data, but never instead of a library's
     try:
         code = app()(args=given, prog_name="abps", standalone_mode=False)

@@ -9,6 +9,10 @@ from functools import cache
 from typing import Any, Literal
 
 
+class DataWarning(UserWarning):
+    """Something in the data looks wrong: which column, and at which center."""
+
+
 class RequestError(ValueError):
     """The request was wrong: one sentence that says what, where, and what to do.
 

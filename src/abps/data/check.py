@@ -6,6 +6,7 @@ The same findings are shown on the terminal, written as JSON and put on the repo
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ import msgspec
 import polars as pl
 from scipy.stats import binomtest
 
+from abps.core.errors import DataWarning
 from abps.data.repairs import RULES, Repair
 from abps.data.screening import ColumnFinding
 
@@ -119,6 +121,14 @@ class TableCheck:
     def from_json(data: dict[str, Any]) -> TableCheck:
         """From plain data."""
         return msgspec.convert({k: v for k, v in data.items() if k not in ("schema", "rules")}, TableCheck)
+
+
+def warn_about(notes: TableCheck | None) -> None:
+    """Warn of what looks wrong in data from memory or a generator, and of the centers that take no part. Of a
+    file the command line prints the same."""
+    if notes is not None:
+        for sentence in (*notes.warnings, *(f"left out: {line}" for line in left_out_lines(notes.left_out))):
+            warnings.warn(f"{notes.name}: {sentence}", DataWarning, stacklevel=3)
 
 
 # --- centers and columns of a tidy table ----------------------------------------------------------------

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError, nearest
 from abps.data.outcome import BINARY, Outcome, class_order
 from abps.data.scales import FARTHEST, Scale, Statistics
-from abps.data.screening import identifying_reason, is_personal_value
+from abps.data.screening import MOST_LEVELS, identifying_reason, is_personal_value
 from abps.privacy.small_counts import most_patients
 
 T = TypeVar("T")
@@ -29,9 +29,6 @@ SCHEMA = "abps.codebook/3"
 #: A category level rarer than this many training rows in the whole federation joins "none of the known",
 #: and missing values that are rarer are filled without a column that marks them.
 RARE_LEVEL = 10
-
-#: At most this many levels of one category are encoded, the most frequent ones.
-MOST_LEVELS = 30
 
 #: What an encoded column holds: a standardised number, a 0/1 value, whether a category has one certain
 #: level, or whether the value is missing.

@@ -5,6 +5,7 @@ The same checks and repairs as for files (:mod:`abps.data.table`), which may be 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from abps.core.errors import RequestError, nearest
-from abps.data.check import TableCheck
+from abps.core.errors import DataWarning, RequestError, nearest
+from abps.data.check import TableCheck, warn_about
 from abps.data.federation import Federation
 from abps.data.reading import RawTable
 from abps.data.roles import RoleOptions, Roles
@@ -73,7 +74,9 @@ def federation(
             )
     if frame.height == 0:
         raise RequestError(f"{name} has no rows; give a table with rows")
-    return checked(RawTable(frame, "a table in memory"), Roles.of(**given), name, min_stays)
+    made = checked(RawTable(frame, "a table in memory"), Roles.of(**given), name, min_stays)
+    warn_about(made.notes)
+    return made
 
 
 def check(data: Any, label: Any = None, center: Any = None, **more: Any) -> TableCheck:
@@ -85,7 +88,9 @@ def check(data: Any, label: Any = None, center: Any = None, **more: Any) -> Tabl
     >>> len(found.centers), [column.name for column in found.unused]
     (3, ['id'])
     """
-    notes = federation(data, label, center, **more).notes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        notes = federation(data, label, center, **more).notes
     assert notes is not None
     return notes
 

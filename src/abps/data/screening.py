@@ -323,6 +323,70 @@ def identifying_reason(column: pl.Series, patient: NDArray[np.int64] | None, min
     return ""
 
 
+# --- columns that say nothing at some centers, or too much ----------------------------------------------
+
+#: Of a category's levels so many are encoded, the most frequent ones.
+MOST_LEVELS = 30
+
+#: A value so many times the spread of the middle half from the median is far out.
+FAR_OUT = 50.0
+
+
+def center_warnings(features: pl.DataFrame, center: NDArray[np.int32], centers: tuple[str, ...]) -> list[str]:
+    """Sentences that name column and center: no value, one value or values far out there; and categories with
+    more levels than are used."""
+    found: list[str] = []
+    for column in features.get_columns():
+        rows = np.bincount(center, minlength=len(centers))
+        known = column.is_not_null().to_numpy()
+        if column.dtype in (pl.String, pl.Categorical):
+            levels = column.drop_nulls().n_unique()
+            if levels > MOST_LEVELS:
+                found.append(
+                    f"{column.name!r}: {levels} levels; the {MOST_LEVELS} most frequent are used, and the "
+                    "others count as one"
+                )
+        elif column.dtype.is_numeric():
+            values = column.cast(pl.Float64).to_numpy()
+            known = np.isfinite(values)
+            found += _number_warnings(column.name, values[known], center[known], centers)
+        values_at = np.bincount(center[known], minlength=len(centers))
+        empty = np.flatnonzero((values_at == 0) & (rows > 0))
+        if 0 < len(empty) < len(centers):
+            found.append(f"{column.name!r}: no value at {_named(centers, empty)}; it is filled there")
+    return found
+
+
+def _number_warnings(
+    name: str, values: NDArray[np.float64], center: NDArray[np.int32], centers: tuple[str, ...]
+) -> list[str]:
+    """About known values of a numeric column with more than two: constant, or far out, at some centers."""
+    if len(np.unique(values)) <= 2:
+        return []
+    found, n = [], len(centers)
+    low, high = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(low, center, values)
+    np.maximum.at(high, center, values)
+    constant = np.flatnonzero((low == high) & (np.bincount(center, minlength=n) >= ENOUGH_VALUES))
+    if len(constant):
+        found.append(f"{name!r}: one value alone at {_named(centers, constant)}; it says nothing there")
+    lower, middle, upper = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    far = np.abs(values - middle) > FAR_OUT * (upper - lower)
+    if upper > lower and far.any():
+        worst = float(values[far][np.argmax(np.abs(values[far] - middle))])
+        found.append(
+            f"{name!r}: {int(far.sum())} value(s) far out, such as {worst:.4g} (median {middle:.4g}), at "
+            f"{_named(centers, np.unique(center[far]))}; they count as ten deviations"
+        )
+    return found
+
+
+def _named(centers: tuple[str, ...], which: NDArray[np.int64]) -> str:
+    """The names of some centers, three at most."""
+    shown = ", ".join(repr(centers[i]) for i in which[:3])
+    return shown + (f" and {len(which) - 3} more" if len(which) > 3 else "")
+
+
 # --- columns that some centers seem to record in another unit: their values lie apart by a factor --------
 
 #: Values of a column that a center needs before its unit is judged.
@@ -364,12 +428,10 @@ def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[s
     few_low = (cut, rows[:cut].sum()) < (len(usable) - cut, rows[cut:].sum())
     few, most = (slice(0, cut), slice(cut, None)) if few_low else (slice(cut, None), slice(0, cut))
     here, elsewhere = float(np.median(middle[few])), float(np.median(middle[most]))
-    names = [repr(centers[i]) for i in usable[few]]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
-        f"{column.name!r}: the values of {shown} seem to have another unit (median {here:.3g}, elsewhere "
-        f"{elsewhere:.3g}{_factor(column.name, here, elsewhere)}); convert them, or leave the column out "
-        f"(drop={column.name})"
+        f"{column.name!r}: the values of {_named(centers, usable[few])} seem to have another unit (median "
+        f"{here:.3g}, elsewhere {elsewhere:.3g}{_factor(column.name, here, elsewhere)}); convert them, or "
+        f"leave the column out (drop={column.name})"
     )
 
 

@@ -28,7 +28,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.check import ColumnCheck, LeftOut, TableCheck
+from abps.data.check import ColumnCheck, LeftOut, TableCheck, warn_about
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation
 from abps.data.harmonise import read_harmonised
@@ -39,6 +39,7 @@ from abps.data.roles import RoleOptions, Roles, completed, normalise
 from abps.data.screening import (
     ColumnFinding,
     FindingKind,
+    center_warnings,
     duplicates,
     is_identifier,
     screen,
@@ -87,7 +88,9 @@ def load(data: str, roles: Roles | None = None, min_stays: int | None = None) ->
         given = {} if roles is None else {k: v for k, v in vars(roles).items() if v}
         # The built-in federations are generated: their small centers are meant to be there.
         least = MIN_CLASS if min_stays is None else min_stays
-        return replace(federate(frame, replace(own, **given), data, least), in_order=True)
+        made = federate(frame, replace(own, **given), data, least)
+        warn_about(made.notes)
+        return replace(made, in_order=True)
     path = Path(data)
     if not path.exists() and path.suffix not in (".csv", ".parquet", ".gz", ".tsv", ".txt", ".xlsx", ".xls"):
         raise RequestError(
@@ -163,12 +166,13 @@ def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) 
     if alike.any():
         done = "removed" if removed.any() else "kept"
         warnings.append(f"{int(alike.sum())} of {frame.height} rows are exact duplicates; {done}")
+    assert federation.notes is not None
+    warnings += federation.notes.warnings
     warnings += unit_warnings(federation.features, federation.center, federation.centers)
     lost, many = sum(o.rows for o in federation.left_out), len(federation.left_out)
     if lost > MANY_LEFT_OUT * kept.height:
         share = f"({lost:,} of {kept.height:,} rows) take no part"
         warnings.append(f"{many} of {many + federation.size} centers {share}")
-    assert federation.notes is not None
     notes = replace(
         federation.notes,
         form=raw.form,
@@ -284,6 +288,7 @@ def _assemble(
         raise RequestError(
             f"{name}: no column is left to learn from{f' ({why})' if why else ''}; check drop and the table"
         )
+    owner = np.searchsorted(np.array(centers), centers_of).astype(np.int32)
     made = _federation(frame, roles, replace(label, values=label.values[chosen]), features, reasons, name)
     assert made.notes is not None
     notes = replace(
@@ -293,13 +298,14 @@ def _assemble(
         columns=_column_checks(whole, roles, features, reasons),
         centers=centers,
         left_out=tuple(left_out),
+        warnings=tuple(center_warnings(features, owner, centers)),
     )
     # What is not learned from and shows neither identity nor outcome is kept for subgroups.
     shown = {roles.label, roles.duration, roles.center, roles.patient, roles.time, *features.columns}
     aside = [column for column in frame.columns if column not in shown]
     return replace(
         made,
-        center=np.searchsorted(np.array(centers), centers_of).astype(np.int32),
+        center=owner,
         centers=centers,
         groups=groups,
         left_out=tuple(left_out),
