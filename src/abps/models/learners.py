@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
-from abps.data.outcome import BINARY, Outcome
 from abps.data.prepare import Prepared, Rows
-from abps.models.layout import Layout, linear_layout, linear_start
+from abps.models.layout import Layout
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
 from abps.models.training import PLAIN, LocalRound, Objective, Training
@@ -173,21 +172,3 @@ def learner_for(
     from abps.models.modules import ModuleLearner
 
     return ModuleLearner(data, training, seed, secret=secret, device=device)
-
-
-def layout_for(training: Training, width: int, outcome: Outcome = BINARY) -> Layout:
-    """Where every parameter of a model sits."""
-    if training.linear:
-        return linear_layout(width, outcome)
-    from abps.models.models import layout_of
-
-    return layout_of(training.factory(width))
-
-
-def start_for(training: Training, width: int, outcome: Outcome, seed: int) -> Weights:
-    """(P,) the common start of all centers."""
-    if training.linear:
-        return linear_start(width, outcome)
-    from abps.models.models import initial_weights
-
-    return initial_weights(training.factory, width, seed)
