@@ -9,7 +9,7 @@ import pytest
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.data.roles import is_age, is_called, is_patient_name, is_sex
-from abps.data.screening import unit_warnings
+from abps.data.screening import center_warnings
 from abps.data.table import load_file, read_table
 from dirty_tables import GERMAN_FEATURES, GERMAN_ROLES, german_table
 
@@ -130,7 +130,7 @@ def test_case_mix_is_no_other_unit(tmp_path):
     values = rng.gamma(2.0, 1.0, 600) * (1 + (np.arange(600) % 6) / 3)  # skewed, up to 2.7 times as high
     counts = np.arange(600) % 6 * 100 + rng.integers(0, 5, 600)  # few different values that differ by center
     made = read(hospitals(lactate=values, beds=counts % 7), tmp_path)
-    assert unit_warnings(made.features, made.center, made.centers) == []
+    assert center_warnings(made.features, made.center, made.centers) == []
 
 
 @pytest.mark.parametrize("name", ["patient_id", "PatNr", "subject_id", "MRN", "Patienten-ID", "id_paciente"])

@@ -333,8 +333,8 @@ FAR_OUT = 50.0
 
 
 def center_warnings(features: pl.DataFrame, center: NDArray[np.int32], centers: tuple[str, ...]) -> list[str]:
-    """Sentences that name column and center: no value, one value or values far out there; and categories with
-    more levels than are used."""
+    """Sentences that name column and center: another unit, no value, one value or values far out there; and
+    categories with more levels than are used. A column that has another unit is far out for that reason."""
     found: list[str] = []
     for column in features.get_columns():
         rows = np.bincount(center, minlength=len(centers))
@@ -349,7 +349,9 @@ def center_warnings(features: pl.DataFrame, center: NDArray[np.int32], centers: 
         elif column.dtype.is_numeric():
             values = column.cast(pl.Float64).to_numpy()
             known = np.isfinite(values)
-            found += _number_warnings(column.name, values[known], center[known], centers)
+            unit = _unit_warning(column, center, centers)
+            given = column.name, values[known], center[known], centers
+            found += [unit] if unit else _number_warnings(*given)
         values_at = np.bincount(center[known], minlength=len(centers))
         empty = np.flatnonzero((values_at == 0) & (rows > 0))
         if 0 < len(empty) < len(centers):
@@ -399,17 +401,12 @@ LEAST_FACTOR = 1.7
 NEAR = 1.35
 
 
-def unit_warnings(features: pl.DataFrame, center: NDArray[np.int32], centers: tuple[str, ...]) -> list[str]:
-    """One sentence for every numeric column that some centers seem to record in another unit.
+def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[str, ...]) -> str:
+    """A sentence if some centers seem to record a numeric column in another unit.
 
     The centers' medians are sorted; the column is suspicious if they fall into two groups that lie apart by
     at least ``LEAST_FACTOR``, and the middle 80 % of the two groups' values do not overlap.
     """
-    numeric = (column for column in features.get_columns() if column.dtype.is_numeric())
-    return [warning for column in numeric if (warning := _unit_warning(column, center, centers))]
-
-
-def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[str, ...]) -> str:
     values = column.cast(pl.Float64).to_numpy()
     known = np.isfinite(values)
     if not known.any() or (values[known] < 0).any() or len(np.unique(values[known])) <= 10:

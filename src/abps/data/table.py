@@ -44,7 +44,6 @@ from abps.data.screening import (
     is_identifier,
     screen,
     suggest_patient,
-    unit_warnings,
 )
 from abps.data.split import content_of, patient_numbers
 from abps.data.synthetic.builtin import BUILTIN, builtin_table, is_builtin
@@ -168,7 +167,6 @@ def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) 
         warnings.append(f"{int(alike.sum())} of {frame.height} rows are exact duplicates; {done}")
     assert federation.notes is not None
     warnings += federation.notes.warnings
-    warnings += unit_warnings(federation.features, federation.center, federation.centers)
     lost, many = sum(o.rows for o in federation.left_out), len(federation.left_out)
     if lost > MANY_LEFT_OUT * kept.height:
         share = f"({lost:,} of {kept.height:,} rows) take no part"
