@@ -100,7 +100,7 @@ def proposals(folder: Path, journal: Journal, study: str | None = None) -> list[
         proposal = SignedProposal.from_json(json.loads(path.read_text(encoding="utf-8"))).proposal
         digest = proposal.digest()
         if digest not in arrived:
-            raise RequestError(f"{path}: no such proposal arrived by the journal; it was changed")
+            raise RequestError(f"{path}: none such arrived by the journal; it was put there or changed")
         if study in (None, proposal.study):
             line = arrived[digest]
             held = decision_on(lines, proposal.study, digest)
