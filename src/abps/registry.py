@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.metadata import entry_points
+from functools import cache, cached_property
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Generic, TypeVar
 
 from abps.core.errors import RequestError, nearest
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
 
     def others(self) -> dict[str, str]:
         """Names that installed packages add, and where each leads: ``package.module:NAME``."""
-        return {point.name: point.value for point in sorted(entry_points(group=self.group))}
+        return {point.name: point.value for point in sorted(_installed().select(group=self.group))}
 
     def names(self) -> tuple[str, ...]:
         """Every name, ours first."""
@@ -93,6 +93,12 @@ class Registry(Generic[T]):
             )
             raise RequestError(f"{name} is not a {self.kind} but {what}; it must be {self.wanted}")
         return thing
+
+
+@cache
+def _installed() -> EntryPoints:
+    """All entry points; reading every package's takes a twentieth of a second, so once per process."""
+    return entry_points()
 
 
 def imported(place: str, kind: str = "object") -> Any:
