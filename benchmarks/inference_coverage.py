@@ -462,6 +462,53 @@ COLUMNS = (
 )  # fmt: skip
 
 
+def table(path):
+    """Stored results as Markdown, both procedures side by side; per cent but for widths and draws."""
+    with path.open(newline="") as file:
+        stored = {(line["procedure"], line["world"]): line for line in csv.DictReader(file)}
+    head = (
+        "world",
+        "studies",
+        "these",
+        "like these",
+        "found",
+        "next",
+        "width",
+        "clear",
+        "false",
+        "on average",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for world in WORLDS:
+        if ("now", world.name) not in stored:
+            continue
+        pair = [stored[procedure, world.name] for procedure in PROCEDURES]
+
+        def both(name, form="{:.0f}", scale=100, pair=pair):
+            return " → ".join(form.format(scale * float(each[name])) for each in pair)
+
+        now = pair[1]
+
+        cells = [
+            world.name,
+            now["draws"],
+            *(f"{100 * float(now[k]):.0f}" for k in ("these", "like", "called")),
+        ]
+        cells += [both("next"), both("next_width", "{:.2f}", 1), both("claims")]
+        cells += [both(name, "{:.1f}") for name in ("false_claims", "false_on_average")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def said_and_seen(path):
+    """P(gain) by tenths over all stored worlds, said and seen, as two lines of Markdown."""
+    with path.open(newline="") as file:
+        rows = [line for line in csv.DictReader(file) if line["procedure"] == "now"]
+    sums = {w: [sum(float(line[f"{w}_{k}"]) for line in rows) for k in range(10)] for w in TENTHS}
+    shares = {w: [f"{v / max(n, 1):.2f}" for v, n in zip(sums[w], sums["count"])] for w in ("up", "gained")}
+    return [f"| {word} | {' | '.join(shares[w])} |" for word, w in (("said", "up"), ("seen", "gained"))]
+
+
 def main() -> None:
     """The tables of docs/statistics.md; ``--csv`` adds a line per world and procedure to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -469,7 +516,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2027)
     parser.add_argument("--worlds", help="names, separated by semicolons; 'looks' for repeated looks")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--table", type=Path, help="print the tables of stored results, and stop")
     options = parser.parse_args()
+    if options.table is not None:
+        print(*table(options.table), "", *said_and_seen(options.table), sep="\n")
+        return
     wanted = options.worlds.split(";") if options.worlds else [*(w.name for w in WORLDS), "looks"]
     rows = {procedure: [] for procedure in PROCEDURES}
     head = ["procedure", "world", "draws", "seed", *COLUMNS, *(f"{w}_{k}" for w in TENTHS for k in range(10))]

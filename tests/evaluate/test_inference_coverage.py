@@ -32,3 +32,10 @@ def test_without_a_gain_few_differences_are_called(benchmark):
     assert benchmark.studied(benchmark.WORLDS[0], 80, seed=23)["now"]["called"] <= 0.1
     looks = benchmark.looked(40, seed=23)
     assert looks["spent"] <= 0.125
+
+
+def test_the_page_has_the_stored_results(benchmark):
+    stored = PATH.parent / "results" / "inference_coverage.csv"
+    page = (PATH.parents[1] / "docs" / "statistics.md").read_text(encoding="utf-8")
+    for line in (*benchmark.table(stored), *benchmark.said_and_seen(stored)):
+        assert line in page
