@@ -31,12 +31,14 @@ def test_bench_prints_what_the_contract_names(capsys):
 
 def test_the_scale_of_selection_is_told_with_its_memory(capsys, monkeypatch):
     monkeypatch.setattr(bench, "SIZES", (20, 600))
+    monkeypatch.setattr(bench, "FIT_SIZES", (12,))
     monkeypatch.setattr(bench, "in_its_own_process", lambda work, *args: work(*args))
     with pytest.raises(SystemExit):
         main(["bench", "--data", "uniform:3x20x4", "--turns", "1", "--scale", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert set(found["select_s_per_round"]) == set(found["select_peak_mb"]) == {"20", "600"}
     assert min(found["select_s_per_round"].values()) > 0
+    assert found["abps_plus_s"]["12"] > 0 and found["abps_plus_peak_mb"]["12"] > 0
 
 
 def test_what_a_size_of_selection_tells():

@@ -115,7 +115,7 @@ def bench(
     model: options.Model = None,
     turns: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 5,
     scale: Annotated[
-        bool, typer.Option("--scale", help="Also measure selection among 1,000, 10,000 and 100,000 centers.")
+        bool, typer.Option("--scale", help="Also measure selection among and abps-plus on many centers.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -135,14 +135,19 @@ def bench(
         found = speed.measure(
             prepared, turns, progress=lambda k, of: status.update(f"turn {k} of {of}"), training=training
         )
-        costs = {}
+        costs, fits = {}, {}
         for n in speed.SIZES if scale else ():
             status.update(f"selection among {n:,} centers")
             costs[n] = speed.in_its_own_process(speed.selection_cost, n)
+        for n in speed.FIT_SIZES if scale else ():
+            status.update(f"abps-plus on {n:,} centers")
+            fits[n] = speed.in_its_own_process(speed.fit_cost, n)
     if as_json:
         more = {
             "select_s_per_round": {str(n): cost.seconds for n, cost in costs.items()},
             "select_peak_mb": {str(n): cost.peak_mb for n, cost in costs.items()},
+            "abps_plus_s": {str(n): seconds for n, (seconds, _) in fits.items()},
+            "abps_plus_peak_mb": {str(n): memory for n, (_, memory) in fits.items()},
         }
         print(json.dumps(asdict(found) | (more if costs else {})))
         return
@@ -159,6 +164,8 @@ def bench(
     for n, cost in costs.items():
         cells = f"{cost.seconds:.2f} s per round, {cost.peak_mb:,.0f} MB"
         rows.append((f"selection among {n:,} centers", cells))
+    for n, (seconds, memory) in fits.items():
+        rows.append((f"abps-plus on {n:,} centers", f"{seconds:.1f} s, {memory:,.0f} MB"))
     options.terminal().print(options.rows_table(("measured", "found"), rows, title))
 
 

@@ -34,6 +34,8 @@ from abps.core.goals import candidates
 from abps.core.selection import RoundKeys, Selection
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
+from abps.data.table import load
+from abps.engine.simulate import simulate
 from abps.methods.large_matching import match_many
 from abps.models.learners import learner_for
 from abps.models.training import Training
@@ -41,8 +43,9 @@ from abps.models.training import Training
 #: Times that the engine is measured in every turn: the plain loop takes so much longer.
 ROUNDS_PER_TURN = 4
 
-#: Sizes of ``abps bench --scale``.
+#: Sizes of ``abps bench --scale``: centers among which partners are selected, centers that abps-plus fits.
 SIZES = (1_000, 10_000, 100_000)
+FIT_SIZES = (230, 1_000, 3_000, 10_000)
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,14 @@ def selection_cost(n: int, goal: str = "homogeneity", kappa: int = 1, rounds: in
         i, j = np.concatenate([plan.pairs, plan.pairs[:, ::-1]]).T
         beliefs = beliefs.observe(i, j, streams.uniforms(2, "generate", t, ids[i]))
     return SelectionCost(n, statistics.median(seconds), setup, start, peak_mb(), statistics.mean(rest))
+
+
+def fit_cost(n: int, rows: int = 60) -> tuple[float, float]:
+    """Seconds of a run of abps-plus on n centers that differ, of so many rows each, and its peak memory."""
+    federation = load(f"icu-synthetic:heterogeneity=4,centers={n},stays={n * rows}")
+    began = time.perf_counter()
+    simulate(federation, "abps-plus", seed=11)
+    return time.perf_counter() - began, peak_mb()
 
 
 def peak_mb() -> float:

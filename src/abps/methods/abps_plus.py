@@ -324,10 +324,12 @@ def _start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
     fields, forms, triangles = message(Phase.START, local), [], []
     for i, (curvature, own) in enumerate(center_curvatures(rows, common)):
         diagonal[i], middle[i] = np.maximum(np.diag(curvature), 0.0), own.sum(axis=0)
-        size = np.ones(q) if secure else np.sqrt(np.maximum(diagonal[i], 1e-9))
-        triangle = (curvature / np.outer(size, size))[np.tril_indices(q)]
-        triangles.append(triangle if senders[i] else triangle[:0])
-        form = (*fields.form, *triangle_message(q).form) if senders[i] else fields.form
+        form, triangle = fields.form, np.zeros(0)
+        if senders[i]:
+            size = np.ones(q) if secure else np.sqrt(np.maximum(diagonal[i], 1e-9))
+            form = (*form, *triangle_message(q).form)
+            triangle = (curvature / np.outer(size, size))[np.tril_indices(q)]
+        triangles.append(triangle)
         forms.append((Field("single", length(form)),) if secure else form)
     whole = packed(fields, values | {"diagonal": diagonal, "middle": middle})
     return Upload.encode([np.concatenate(both) for both in zip(whole, triangles, strict=True)], forms)
