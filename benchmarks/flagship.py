@@ -5,8 +5,8 @@
     python benchmarks/flagship.py --worlds 8101 --methods abps-plus,abps-plus:structure=no --out ablation.csv
 
 Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all test
-rows, all bytes in units of FedAvg's. A method may have settings after a colon. The table on the terminal has
-means over seeds (or worlds).
+rows, all bytes in units of FedAvg's. A method may have settings after a colon. The last lines and the table
+on the terminal have means over seeds (or worlds).
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ def main() -> None:
                 writer.writerow((name, seed, method, *(f"{value:.5g}" for value in line)))
                 file.flush()
                 print(f"{name} {seed} {method}: {line[0]:.4f}", file=sys.stderr)
+        for (name, method), lines in found.items():
+            writer.writerow((name, "mean", method, *(f"{value:.5g}" for value in np.mean(lines, axis=0))))
     print("| federation | " + " | ".join(methods) + " | bytes of the last |")
     print("|---" * (len(methods) + 2) + "|")
     for name in dict.fromkeys(key for key, _ in found):

@@ -22,9 +22,10 @@ from abps.wire.fields import Fields
 #: second it is left out.
 SHORTEN, EXCLUDE = 1.8, 3.0
 
-#: Numbers of a score are cut at so many standard deviations of all members, in columns of which most members
-#: know something: their standard deviation exceeds this share of the one expected.
-FARTHEST_NUMBER, COMMON_COLUMN = 2.0, 0.5
+#: Numbers of a score are cut at so many standard deviations of all members if what is cut adds up to so many
+#: standard errors of the sum, in columns of which most members know something: their standard deviation
+#: exceeds this share of the one expected.
+FARTHEST_NUMBER, FARTHEST_SUM, COMMON_COLUMN = 2.0, 3.0, 0.5
 
 #: Rows may differ by this factor from what a member reported, in medians of all.
 ROWS_FACTOR = 1.6
@@ -142,9 +143,12 @@ def _bounded(
     unit = np.sqrt(share)[:, None] * size  # the standard error of a member's score, where all know alike
     gap = (scores - raw) / unit * np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
     spread = 1.4826 * np.median(np.abs(gap[accepted]), axis=0)
-    # Of a column that few members have rows of, those few may say whatever they find.
-    most = np.where(spread > COMMON_COLUMN, FARTHEST_NUMBER * np.maximum(spread, 1.0), np.inf)
-    return far, raw + unit * np.clip(gap, -most, most)
+    # Of a column that few members have rows of, those few may say whatever they find; and members of
+    # different clusters send scores at different models.
+    common = (spread > COMMON_COLUMN) & (not state.clusters.fits)
+    cut = np.clip(gap, *(FARTHEST_NUMBER * np.maximum(spread, 1.0) * np.array([[-1.0], [1.0]])))
+    pushed = np.abs((unit * (gap - cut))[accepted].sum(axis=0)) > FARTHEST_SUM * size
+    return far, raw + unit * np.where(common & pushed, cut, gap)
 
 
 def _weighted_median(values: Floats, weights: Floats) -> Floats:

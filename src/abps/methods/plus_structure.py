@@ -59,17 +59,6 @@ def half_scores(state: PlusState, local: LocalRows) -> tuple[Floats, Floats]:
     return np.stack(both, axis=1), total
 
 
-def whitening(state: PlusState, local: LocalRows, information: Floats) -> structure.Whitening:
-    """Coordinates of scores in units of their size."""
-    scale = state.scale[: local.mains]
-    unit = (
-        state.fit.curvature[: local.mains, : local.mains]
-        / np.outer(scale, scale)
-        / max(float(information.sum()), 1e-9)
-    )
-    return structure.Whitening.of(unit)
-
-
 @dataclass(frozen=True, eq=False)
 class HalfScores:
     """Half scores as the coordinator works with them, in units of their size, of members that sent some.
@@ -98,10 +87,13 @@ class HalfScores:
         )
         # What all have in common is no difference between them: the common fit is not at its end yet.
         first, second = (half - share[:, None] * half.sum(axis=0) for half in (first, second))
-        scale = state.scale[: local.mains]
         # In units of the scores' size coefficients are larger by the same factor.
-        white = whitening(state, local, information)
-        return HalfScores(first, second, information, white, variance * scale**2, present)
+        main = slice(0, local.mains)
+        scale = state.scale[main]
+        unit = state.fit.curvature[main, main] / np.outer(scale, scale) / max(float(information.sum()), 1e-9)
+        return HalfScores(
+            first, second, information, structure.Whitening.of(unit), variance * scale**2, present
+        )
 
     def directions(self, who: NDArray[np.bool_]) -> Floats:
         """(columns, dimensions) shared by the members ``who`` (n,)."""
@@ -261,19 +253,12 @@ def choose_clusters(state: PlusState, local: LocalRows, means: Floats) -> PlusSt
     means: (clusters, q) deviations of the clusters' means from the common model.
     """
     rows, shape = local.rows, local.rows.shape
-    variance = state.variance.reshape(shape)
-    number = state.clusters.number.copy()
+    variance, number = state.variance.reshape(shape), state.clusters.number.copy()
+    priors = [
+        CommonModel((state.fit.point + mean).reshape(shape), variance, state.dispersion) for mean in means
+    ]
     for i in range(rows.n):
         x, y = rows.design(i), rows.outcomes(i)
-        found = [
-            posterior(
-                x,
-                y,
-                rows.family,
-                CommonModel((state.fit.point + mean).reshape(shape), variance, state.dispersion),
-            ).evidence
-            for mean in means
-        ]
-        number[i] = int(np.argmax(found))
+        number[i] = np.argmax([posterior(x, y, rows.family, prior).evidence for prior in priors])
     clusters = begin_fits(state, local, replace(state.clusters, number=number), means)
     return replace(state, clusters=clusters)
