@@ -139,7 +139,7 @@ def test_the_chance_that_collaboration_helps_is_calibrated_on_average(monkeypatc
     """Worlds alike, mild, and with a risk of their own each; alone a hospital fits the same form."""
     monkeypatch.setattr(plus_updates, "NEXT_PATIENTS", 37.0)  # test rows of a center
     said, happened = [], []
-    for seed, knobs in enumerate(("heterogeneity=0", "heterogeneity=1", "heterogeneity=2,groups=40"), 21):
+    for seed, knobs in enumerate(("heterogeneity=0", "heterogeneity=1", "heterogeneity=2,groups=40") * 2, 21):
         federation = load(f"icu-synthetic:{knobs},centers=40,stays=10000,seed={seed}")
         run = abps.simulate(federation, "abps-plus", seed=seed)
         data = prepare(federation, seed, standardise="common", splines=True)
