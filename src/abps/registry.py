@@ -77,7 +77,7 @@ class Registry(Generic[T]):
 
     def others(self) -> dict[str, str]:
         """Names that installed packages add, and where each leads: ``package.module:NAME``."""
-        return {point.name: point.value for point in sorted(_installed().select(group=self.group))}
+        return {point.name: point.value for point in sorted(_entry_points(self.group))}
 
     def names(self) -> tuple[str, ...]:
         """Every name, ours first."""
@@ -96,9 +96,9 @@ class Registry(Generic[T]):
 
 
 @cache
-def _installed() -> EntryPoints:
-    """All entry points; reading every package's takes a twentieth of a second, so once per process."""
-    return entry_points()
+def _entry_points(group: str) -> EntryPoints:
+    """Those of a group; reading every package's takes a twentieth of a second, so once per process."""
+    return entry_points(group=group)
 
 
 def imported(place: str, kind: str = "object") -> Any:
