@@ -209,7 +209,10 @@ def benchmark(
         typer.Option(help="Cut larger federations to whole hospitals with so many rows; 0: as described."),
     ] = 0,
     folds: Annotated[int, typer.Option(help="Folds; every patient is scored out of fold.")] = 5,
-    jobs: Annotated[int | None, typer.Option(help="Processes.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of methods whose server averages models; default: their own.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each for a federation at a time.")] = 1,
     list_: Annotated[bool, typer.Option("--list", help="List the federations and what is missing.")] = False,
 ) -> None:
     """Compare methods over many federations: scores with intervals, ranks, bytes, harm, time.
@@ -253,7 +256,7 @@ def benchmark(
     repeats = list(options.read_seeds(seeds))
     unique = list({each.name: each for each in chosen}.values())
     asked_methods, screen = options.split(methods), options.terminal(stderr=True)
-    setup = lab.Setup(model, codec, folds, rows, jobs)
+    setup = lab.Setup(model, codec, folds, rows, rounds, jobs)
     found = lab.run_benchmark(unique, asked_methods, repeats, data_folder, out, setup, screen.print)
     frame = lab.to_frame(found.rows)
     benchmark_page.write(found, out)

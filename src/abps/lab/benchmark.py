@@ -7,8 +7,11 @@ the folds, the model and the codec of the weights they send; bytes are those of 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from abps.core.errors import RequestError, nearest
+from abps.cores import available_cores
 from abps.data.federation import Federation
 from abps.engine.result import Run
 from abps.evaluate.calibration import calibration, expit
@@ -31,6 +35,7 @@ from abps.methods.catalog import find
 from abps.methods.settings import names
 from abps.study.compare import Study, compare
 from abps.study.plan import slug
+from abps.study.workers import keep_to, share_cores
 
 #: What differences are taken to: all rows in one place, and the best that a hospital does alone.
 POOLED, ALONE = "pooled-best", "local-best"
@@ -64,14 +69,16 @@ class Setup:
     model: what they train; references have their own, and ``method@model`` another.  codec: of weights sent;
     methods that send sums or scores have a form of their own.  folds: every patient is scored out of fold.
     rows: larger federations are cut to whole hospitals with at most so many rows; 0: as described.
-    jobs: processes.
+    rounds: of methods with a server that average models, which converge; none: each method's own.
+    jobs: processes, each for a federation or world at a time.
     """
 
     model: str = "gam"
     codec: str = "bf16"
     folds: int = 5
     rows: int = 0
-    jobs: int | None = None
+    rounds: int | None = None
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Row:
     expected_ratio: observed over expected events.  expected_error: mean |log of it| over hospitals.
     worse_off: share of scored hospitals that measure more than 0.02 below their own model.
     kilobytes: all that one hospital sends and receives.  seconds: of one repeat.
+    late_change: of the mean AUROC in the last quarter of the rounds.
     """
 
     federation: str
@@ -105,6 +113,7 @@ class Row:
     kilobytes: float
     all_vs_fedavg: float
     seconds: float
+    late_change: float
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,18 @@ class _Part:
     folds: int
 
 
+@dataclass(frozen=True)
+class _World:
+    """A real table with all its repeats, or one world of a generator."""
+
+    description: Description
+    seeds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.description.name if self.description.real else f"{self.description.name}-{self.seeds[0]}"
+
+
 def run_benchmark(
     chosen: Sequence[Description],
     methods: Sequence[str],
@@ -172,21 +193,61 @@ def run_benchmark(
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchmarkResult:
     """All methods on all federations; what is finished in ``out`` is not computed again."""
+    worlds = [_World(d, own) for d in chosen for own in ([tuple(seeds)] if d.real else [(s,) for s in seeds])]
+    if setup.jobs > 1:
+        if out is None:
+            raise RequestError(f"jobs={setup.jobs}: other processes need a folder; name one with out")
+        _compute(worlds, methods, folder, out, setup, progress)
     found = BenchmarkResult()
     for description in chosen:
-        worlds = [tuple(seeds)] if description.real else [(seed,) for seed in seeds]
         parts: list[_Part] = []
-        for own in worlds:
-            name = description.name if description.real else f"{description.name}-{own[0]}"
-            progress(f"{name}: {len(methods)} methods, {len(own)} repeat(s), {setup.folds} folds")
-            federation = make_federation(description, folder, own[0])
-            if not parts and federation.outcome.binary:
-                found += BenchmarkResult(anatomy=(anatomy(description.name, federation),))
-            federation = smaller(federation, setup.rows or description.rows)
-            place = None if out is None else out / "studies" / name
-            parts.append(_measured_part(federation, methods, own, place, setup))
+        for world in worlds:
+            if world.description is description:
+                progress(f"{world.name}: {len(methods)} methods, {len(world.seeds)} repeat(s)")
+                federation = make_federation(description, folder, world.seeds[0])
+                if not parts and federation.outcome.binary:
+                    found += BenchmarkResult(anatomy=(anatomy(description.name, federation),))
+                parts.append(_part(_cut(federation, description, setup), world, methods, out, setup))
         found += _results(description.name, description.real, parts)
     return found
+
+
+def _compute(
+    worlds: Sequence[_World],
+    methods: Sequence[str],
+    folder: Path | None,
+    out: Path,
+    setup: Setup,
+    progress: Callable[[str], None],
+) -> None:
+    """Runs of all worlds in processes of their own, each with a part of the cores."""
+    context = multiprocessing.get_context("spawn")
+    shares, own = context.Queue(), share_cores(available_cores(), setup.jobs, setup.jobs)
+    for share in itertools.islice(itertools.cycle(own), setup.jobs):
+        shares.put(share)
+    with ProcessPoolExecutor(setup.jobs, context, _take_cores, (shares,)) as pool:
+        done = {pool.submit(_store_runs, world, methods, folder, out, setup): world for world in worlds}
+        for number, each in enumerate(as_completed(done), start=1):
+            each.result()
+            progress(f"{number} of {len(done)}: {done[each].name}")
+
+
+def _take_cores(shares: Any) -> None:
+    keep_to(shares.get())
+
+
+def _store_runs(
+    world: _World, methods: Sequence[str], folder: Path | None, out: Path, setup: Setup
+) -> None:
+    """Compute what a world lacks."""
+    federation = _cut(make_federation(world.description, folder, world.seeds[0]), world.description, setup)
+    for _ in _studies(federation, world.seeds, methods, out / "studies" / world.name, setup):
+        pass
+
+
+def _cut(federation: Federation, description: Description, setup: Setup) -> Federation:
+    asked = [rows for rows in (setup.rows, description.rows) if rows]
+    return smaller(federation, min(asked, default=0))
 
 
 def benchmark(
@@ -196,63 +257,71 @@ def benchmark(
     *,
     out: Path | str | None = None,
     data_folder: Path | str | None = None,
-    model: str = "gam",
-    codec: str = "bf16",
-    folds: int = 5,
-    rows: int = 0,
-    jobs: int | None = None,
+    **setup: Any,
 ) -> pl.DataFrame:
     """Methods on several federations: one line per method and federation, with differences to pooled rows and
     to hospitals alone, bytes, calibration, harm and time.
 
     federations: by name, or names of the package's suite (``data_folder`` holds the real tables of that).
-    out: a folder that keeps the runs; ``jobs`` processes need one.  The others: :class:`Setup`.
+    out: a folder that keeps the runs; ``jobs`` processes need one.  setup: fields of :class:`Setup`.
     """
-    place, setup = None if out is None else Path(out), Setup(model, codec, folds, rows, jobs)
+    place, shared = None if out is None else Path(out), Setup(**setup)
     if not isinstance(federations, Mapping):
         known, folder = suite(), None if data_folder is None else Path(data_folder)
         for name in federations:
             if name not in known:
                 raise RequestError(f"there is no federation {name!r} in the suite{nearest(name, known)}")
         chosen = [known[name] for name in federations]
-        return to_frame(run_benchmark(chosen, methods, seeds, folder, place, setup).rows)
+        return to_frame(run_benchmark(chosen, methods, seeds, folder, place, shared).rows)
     found = BenchmarkResult()
     for name, federation in federations.items():
-        here = None if place is None else place / "studies" / slug(name)
-        part = _measured_part(smaller(federation, setup.rows), methods, tuple(seeds), here, setup)
+        world = _World(Description(slug(name)), tuple(seeds))
+        part = _part(smaller(federation, shared.rows), world, methods, place, shared)
         found += _results(name, True, [part])
     return to_frame(found.rows)
 
 
-def _measured_part(
-    federation: Federation, methods: Sequence[str], seeds: Sequence[int], place: Path | None, setup: Setup
+def _part(
+    federation: Federation, world: _World, methods: Sequence[str], out: Path | None, setup: Setup
 ) -> _Part:
-    """Studies of the references, and of methods with the same settings; the measures of all together.
+    """The measures of all methods together; a method that lacks a repeat is left out."""
+    place = None if out is None else out / "studies" / world.name
+    runs: dict[str, list[Run]] = {}
+    for study, other in _studies(federation, world.seeds, methods, place, setup):
+        runs |= {f"{label}{other}": own for label, own in _by_label(study).items()}
+    whole = {label: found for label, found in runs.items() if len(found) == len(world.seeds)}
+    frames = {label: [run.row_scores for run in found] for label, found in whole.items()}
+    centers = next(iter(whole.values()))[0].data.centers
+    return _Part(whole, measured(frames, centers), setup.folds)  # type: ignore[arg-type]
+
+
+def _studies(
+    federation: Federation, seeds: Sequence[int], methods: Sequence[str], place: Path | None, setup: Setup
+) -> Iterator[tuple[Study, str]]:
+    """Studies of the references, and of methods with the same settings, each with what its labels get.
 
     What a study's settings are depends on a method alone, so that methods can be added to a folder.
     """
-    groups: dict[tuple[str, bool], list[str]] = {}
+    groups: dict[tuple[str, bool, int | None], list[str]] = {}
     for method in methods:
         name, _, model = method.partition("@")
         if name not in BESIDE:
-            sends = "codec" in names(find(name))
-            groups.setdefault((model or setup.model, sends), []).append(name)
-    how: dict[str, Any] = {"folds": setup.folds, "jobs": setup.jobs, "references": False}
+            config = find(name)
+            sends, star = "codec" in names(config), config.kind == "star"
+            rounds = setup.rounds if star and sends and not model else None
+            groups.setdefault((model or setup.model, sends, rounds), []).append(name)
+    how: dict[str, Any] = {"folds": setup.folds, "references": False}
 
     def folder(suffix: str) -> Path | None:
         return None if place is None else place.with_name(f"{place.name}{suffix}")
 
-    runs = _by_label(compare(federation, BESIDE, seeds, out=folder("-references"), **how))
-    for (model, sends), asked in groups.items():
+    yield compare(federation, BESIDE, seeds, out=folder("-references"), **how), ""
+    for (model, sends, rounds), asked in groups.items():
         other = "" if model == setup.model else f"@{model}"
-        suffix = f"{other.replace('@', '-')}{'' if sends else '-sums'}"
+        suffix = f"{other.replace('@', '-')}{'' if sends else '-sums'}{'' if rounds is None else '-star'}"
         settings = {"codec": setup.codec} if sends else {}
-        study = compare(federation, asked, seeds, model=model, settings=settings, out=folder(suffix), **how)
-        runs |= {f"{label}{other}": own for label, own in _by_label(study).items()}
-    whole = {label: found for label, found in runs.items() if len(found) == len(seeds)}
-    frames = {label: [run.row_scores for run in found] for label, found in whole.items()}
-    centers = next(iter(whole.values()))[0].data.centers
-    return _Part(whole, measured(frames, centers), setup.folds)  # type: ignore[arg-type]
+        more = {"model": model, "settings": settings, "rounds": rounds, "out": folder(suffix)}
+        yield compare(federation, asked, seeds, **more, **how), other
 
 
 def _by_label(study: Study) -> dict[str, list[Run]]:
@@ -307,6 +376,7 @@ def _row(name: str, real: bool, parts: Sequence[_Part], label: str) -> Row:
         _mean([run.bytes.all / run.data.centers / 1e3 for run in runs]),
         _mean([run.bytes.all_vs_fedavg for run in runs]),
         _mean([run.seconds for run in runs]),
+        _mean([abs(h[-1] - h[-1 - len(h) // 4]) for h in (run.history.auroc for run in runs)]),
     )
 
 
