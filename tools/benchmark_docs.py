@@ -1,24 +1,20 @@
-"""Write the tables and figures of docs/benchmark.md from results: python tools/benchmark_docs.py [FOLDER …].
+"""Fill the pages that quote the benchmark from its results: python tools/benchmark_docs.py [FOLDER].
 
-FOLDER: an --out of ``abps benchmark``; all lines become benchmarks/results. Without one these are read.
+FOLDER: an --out of ``abps benchmark``; its tables become benchmarks/results. Without one these are read.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
-
-import polars as pl
 
 from abps.report.pages import benchmark_page
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE, IMAGES = (
-    ROOT / "benchmarks" / "results",
-    ROOT / "docs" / "benchmark.md",
-    ROOT / "docs" / "images",
-)
+RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("benchmark", "federations", "paper", "icu-synthetic"))
 
 #: A block that results fill: its name, and what stands in it.
 BLOCK = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)
@@ -30,15 +26,13 @@ def filled(text: str, parts: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Copy results, fill the page, draw."""
-    if len(sys.argv) > 1:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        given = [benchmark_page.read(Path(folder)) for folder in sys.argv[1:]]
-        for name in benchmark_page.FILES:
-            found = pl.concat([frames[name] for frames in given if name in frames], how="diagonal_relaxed")
-            found.write_csv(RESULTS / f"{name}.csv")
+    """Copy results, fill the pages, draw."""
+    for name in benchmark_page.FILES if len(sys.argv) > 1 else ():
+        shutil.copy(Path(sys.argv[1]) / f"{name}.csv", RESULTS / f"{name}.csv")
     frames = benchmark_page.read(RESULTS)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), benchmark_page.blocks(frames)), encoding="utf-8")
+    parts = benchmark_page.blocks(frames)
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
     for drawing in benchmark_page.drawings(frames):
         (IMAGES / f"benchmark-{drawing.name}.svg").write_text(str(drawing.svg), encoding="utf-8")
 

@@ -11,6 +11,7 @@ import statsmodels.api as sm
 from scipy import stats
 from scipy.special import expit
 
+from abps.core.errors import RequestError
 from abps.lab.benchmark import Setup, ranking, run_benchmark, to_frame
 from abps.lab.suite import read_description
 from abps.report.pages import benchmark_page
@@ -40,12 +41,12 @@ def result(tmp_path_factory):
     chosen = [read_description(folder / f"{name}.toml") for name in ("mine", "made")]
     out = folder / "out"
     methods = ["fedavg", "foreign.rotation:ROTATION", "fedavg@mlp", "abps-plus"]
-    arguments = (chosen, methods, (1, 2), folder, out, Setup("linear", folds=3))
+    arguments = (chosen, methods, (1, 2), folder, out, Setup("linear", folds=3, jobs=2))
     return run_benchmark(*arguments), arguments, out
 
 
 def test_every_method_has_a_row_on_every_federation(result):
-    found, arguments, _ = result
+    found, arguments, out = result
     frame = to_frame(found.rows)
     own = {"fedavg", "foreign.rotation:ROTATION", "fedavg@mlp", "abps-plus"}
     assert set(frame["method"]) == own | {"local-best", "pooled-best", "glm-exact"}
@@ -53,8 +54,10 @@ def test_every_method_has_a_row_on_every_federation(result):
     fedavg = frame.filter(pl.col("method") == "fedavg", pl.col("federation") == "mine").row(0, named=True)
     assert fedavg["repeats"] == 2 and 0.5 < fedavg["score"] < 1 and fedavg["kilobytes"] > 0
     assert fedavg["to_pooled_low"] <= fedavg["to_pooled"] <= fedavg["to_pooled_high"]
+    took = pl.read_csv(out / "machine.csv")["cpu_seconds"][0]
     again = to_frame(run_benchmark(*arguments).rows)
-    assert again.drop("seconds").equals(frame.drop("seconds"))
+    assert again.equals(frame)
+    assert pl.read_csv(out / "machine.csv")["cpu_seconds"][0] == took > 0
 
 
 def test_all_that_send_weights_have_one_codec_and_all_bytes_count(result):
@@ -98,8 +101,10 @@ def test_questions_and_sizes(result):
 
 
 def test_worlds_have_an_interval_over_worlds_alone(result):
-    _, (chosen, methods, _, folder, _, setup), _ = result
-    one = run_benchmark(chosen[1:], methods[:1], (1,), folder, None, setup).rows
+    _, (chosen, methods, _, folder, _, _), _ = result
+    one = run_benchmark(chosen[1:], methods[:1], (1,), folder, None, Setup("linear", folds=3)).rows
+    with pytest.raises(RequestError, match="need a folder"):
+        run_benchmark(chosen, methods, (1,), folder, None, Setup(jobs=2))
     assert all(math.isnan(row.to_pooled_low) for row in one)
 
 
@@ -110,8 +115,14 @@ def test_the_page_names_the_best(result):
     assert pl.read_csv(out / "contrasts.csv").height == len(found.contrasts)
     page = (out / "benchmark.html").read_text()
     assert "best mean rank" in page and "<svg" in page and "://" not in page.replace("http://www.w3.org", "")
-    lines = benchmark_page.answers(to_frame(found.contrasts))
-    assert len(lines) == 2 + len(found.contrasts) and "cannot tell" in "".join(lines)
+    asked = to_frame(found.contrasts).with_columns(question=pl.lit("rest pays"))
+    yes, no = ([-0.2, 0.1, 0.3][k:] for k in (1, 0))
+    assert (
+        benchmark_page.verdict(yes[0], yes[1]) == "yes"
+        and benchmark_page.verdict(no[0], no[1]) == "inconclusive"
+    )
+    lines = benchmark_page.claims(asked).splitlines()
+    assert len(lines) == 4 and lines[2].startswith("| rest pays | 1 real |")
 
 
 def test_ranks_and_the_critical_difference():

@@ -205,9 +205,11 @@ def benchmark(
     model: Annotated[str, typer.Option(help="What every method shares: gam, linear or mlp.")] = "gam",
     codec: Annotated[str, typer.Option(help="How all methods that send weights write them.")] = "bf16",
     rows: Annotated[
-        int,
-        typer.Option(help="Cut larger federations to whole hospitals with so many rows; 0: as described."),
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Cut federations to whole hospitals with so many rows (0: none); default: as described."
+        ),
+    ] = None,
     folds: Annotated[int, typer.Option(help="Folds; every patient is scored out of fold.")] = 5,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of methods whose server averages models; default: their own.")
@@ -223,44 +225,34 @@ def benchmark(
     from abps.lab.suite import missing, suite
     from abps.report.pages import benchmark_page
 
-    known = suite(describe or [])
-    console = options.terminal()
+    known, console = suite(describe or []), options.terminal()
     if list_:
         for name, each in known.items():
             reason = missing(each, data_folder)
             console.print(f"{name}: {each.title}; {each.licence}{f'; missing: {reason}' if reason else ''}")
         return
-    asked = options.split(federations)
-    kinds = {
-        "all": lambda each: True,
-        "real": lambda each: each.real,
-        "synthetic": lambda each: not each.real,
-    }
-    chosen = []
-    for word in asked:
-        if word in kinds:
-            some = [each for each in known.values() if kinds[word](each)]
-            for each in some:
-                if missing(each, data_folder):
-                    console.print(f"left out: {each.name}: {missing(each, data_folder)}")
-            chosen += [each for each in some if not missing(each, data_folder)]
-        elif word in known:
-            reason = missing(known[word], data_folder)
-            if reason:
-                raise RequestError(f"{word}: {reason}")
-            chosen.append(known[word])
-        else:
+    chosen = {}
+    for word in options.split(federations):
+        some = [e for e in known.values() if word in ("all", "real" if e.real else "synthetic", e.name)]
+        if not some:
             raise RequestError(f"--federations {word}: no such federation{nearest(word, known)}")
+        for each in some:
+            reason = missing(each, data_folder)
+            if not reason:
+                chosen[each.name] = each
+            elif each.name == word:
+                raise RequestError(f"{word}: {reason}")
+            else:
+                console.print(f"left out: {each.name}: {reason}")
     if not chosen:
         raise RequestError("no federation is left; see `abps benchmark --list`")
-    repeats = list(options.read_seeds(seeds))
-    unique = list({each.name: each for each in chosen}.values())
-    asked_methods, screen = options.split(methods), options.terminal(stderr=True)
     setup = lab.Setup(model, codec, folds, rows, rounds, jobs)
-    found = lab.run_benchmark(unique, asked_methods, repeats, data_folder, out, setup, screen.print)
-    frame = lab.to_frame(found.rows)
+    asked, repeats = options.split(methods), list(options.read_seeds(seeds))
+    say = options.terminal(stderr=True).print
+    found = lab.run_benchmark(list(chosen.values()), asked, repeats, data_folder, out, setup, say)
     benchmark_page.write(found, out)
-    console.print(benchmark_page.conclusion(lab.ranking(frame)))
+    for name, part in benchmark_page.sections(lab.to_frame(found.rows)).items():
+        console.print(benchmark_page.conclusion(name, lab.ranking(part)))
     console.print(f"written: {out / 'benchmark.html'}, {out / 'benchmark.csv'}")
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
+
+#: Lowest and highest values of settings, by name.
+Limits = Mapping[str, tuple[float, float]]
+
+FROM_0, FROM_1, POSITIVE = (0.0, math.inf), (1.0, math.inf), (math.ulp(0.0), math.inf)
+SHARE = (math.ulp(0.0), math.nextafter(1.0, 0.0))
 
 
 class DataWarning(UserWarning):
@@ -38,12 +45,27 @@ def choices(kind: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def validate(settings: Any) -> None:
-    """Raise unless every ``Literal`` field has one of its values; call it in ``__post_init__``."""
+    """Raise unless every ``Literal`` field has one of its values and every number lies within the ``limits``
+    of its class; call it in ``__post_init__``."""
     for name, known in choices(settings.__class__).items():
         value = getattr(settings, name)
         for each in value if isinstance(value, tuple) else (value,):
             if each not in known:
                 raise RequestError(f"{name}={each!r}: choose {listed(known)}")
+    for kind in type(settings).__mro__:
+        for name, (low, high) in vars(kind).get("limits", {}).items():
+            value = getattr(settings, name)
+            if value is not None and not low <= value <= high:
+                raise RequestError(f"{name}={value}: choose {_range(low, high)}")
+
+
+def _range(low: float, high: float) -> str:
+    """A range in words; an end that is next to a round number is not part of it."""
+    least, most = round(low, 9), round(high, 9)
+    words = f"at least {low:g}" if low == least else f"above {least:g}"
+    if math.isinf(high):
+        return words
+    return f"{words}, {'at most' if high == most else 'below'} {most:g}"
 
 
 def listed(words: tuple[Any, ...]) -> str:

@@ -7,11 +7,14 @@ the folds, the model and the codec of the weights they send; bytes are those of 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy import stats
 
+from abps import files
 from abps.core.errors import RequestError, nearest
 from abps.cores import available_cores
 from abps.data.federation import Federation
@@ -68,7 +72,7 @@ class Setup:
 
     model: what they train; references have their own, and ``method@model`` another.  codec: of weights sent;
     methods that send sums or scores have a form of their own.  folds: every patient is scored out of fold.
-    rows: larger federations are cut to whole hospitals with at most so many rows; 0: as described.
+    rows: larger federations are cut to whole hospitals with at most so many rows; 0: all; none: as described.
     rounds: of methods with a server that average models, which converge; none: each method's own.
     jobs: processes, each for a federation or world at a time.
     """
@@ -76,7 +80,7 @@ class Setup:
     model: str = "gam"
     codec: str = "bf16"
     folds: int = 5
-    rows: int = 0
+    rows: int | None = None
     rounds: int | None = None
     jobs: int = 1
 
@@ -194,16 +198,15 @@ def run_benchmark(
 ) -> BenchmarkResult:
     """All methods on all federations; what is finished in ``out`` is not computed again."""
     worlds = [_World(d, own) for d in chosen for own in ([tuple(seeds)] if d.real else [(s,) for s in seeds])]
-    if setup.jobs > 1:
-        if out is None:
-            raise RequestError(f"jobs={setup.jobs}: other processes need a folder; name one with out")
+    if out is not None:
         _compute(worlds, methods, folder, out, setup, progress)
+    elif setup.jobs > 1:
+        raise RequestError(f"jobs={setup.jobs}: other processes need a folder; name one with out")
     found = BenchmarkResult()
     for description in chosen:
         parts: list[_Part] = []
         for world in worlds:
             if world.description is description:
-                progress(f"{world.name}: {len(methods)} methods, {len(world.seeds)} repeat(s)")
                 federation = make_federation(description, folder, world.seeds[0])
                 if not parts and federation.outcome.binary:
                     found += BenchmarkResult(anatomy=(anatomy(description.name, federation),))
@@ -220,34 +223,50 @@ def _compute(
     setup: Setup,
     progress: Callable[[str], None],
 ) -> None:
-    """Runs of all worlds in processes of their own, each with a part of the cores."""
+    """Runs of all worlds, perhaps in processes of their own with a part of the cores each; notes how much
+    processor time all runs in the folder took."""
+    work = functools.partial(_store_runs, methods=methods, folder=folder, out=out, setup=setup)
     context = multiprocessing.get_context("spawn")
     shares, own = context.Queue(), share_cores(available_cores(), setup.jobs, setup.jobs)
     for share in itertools.islice(itertools.cycle(own), setup.jobs):
         shares.put(share)
-    with ProcessPoolExecutor(setup.jobs, context, _take_cores, (shares,)) as pool:
-        done = {pool.submit(_store_runs, world, methods, folder, out, setup): world for world in worlds}
-        for number, each in enumerate(as_completed(done), start=1):
-            each.result()
-            progress(f"{number} of {len(done)}: {done[each].name}")
+    with contextlib.ExitStack() as stack:
+        run = map
+        if setup.jobs > 1:
+            run = stack.enter_context(ProcessPoolExecutor(setup.jobs, context, _take_cores, (shares,))).map
+        for world, seconds in zip(worlds, run(work, worlds)):
+            progress(f"{world.name}: {len(methods)} methods, {len(world.seeds)} repeat(s)")
+            _add_time(out, seconds)
 
 
 def _take_cores(shares: Any) -> None:
     keep_to(shares.get())
 
 
-def _store_runs(
-    world: _World, methods: Sequence[str], folder: Path | None, out: Path, setup: Setup
-) -> None:
-    """Compute what a world lacks."""
+def _store_runs(world: _World, methods: Sequence[str], folder: Path | None, out: Path, setup: Setup) -> float:
+    """Compute what a world lacks; gives back the processor seconds."""
+    began = time.process_time()
     federation = _cut(make_federation(world.description, folder, world.seeds[0]), world.description, setup)
+    before = _stored(out / "studies", world)
     for _ in _studies(federation, world.seeds, methods, out / "studies" / world.name, setup):
         pass
+    return time.process_time() - began if _stored(out / "studies", world) > before else 0.0
+
+
+def _stored(studies: Path, world: _World) -> int:
+    """How many results of a world are there."""
+    return len(list(studies.glob(f"{world.name}*/runs/*/result.json")))
+
+
+def _add_time(out: Path, seconds: float) -> None:
+    """Processor seconds of all runs in a folder."""
+    place = out / "machine.csv"
+    before = float(pl.read_csv(place)["cpu_seconds"][0]) if place.exists() else 0.0
+    files.write_text(place, pl.DataFrame({"cpu_seconds": [round(before + seconds, 1)]}).write_csv())
 
 
 def _cut(federation: Federation, description: Description, setup: Setup) -> Federation:
-    asked = [rows for rows in (setup.rows, description.rows) if rows]
-    return smaller(federation, min(asked, default=0))
+    return smaller(federation, description.rows if setup.rows is None else setup.rows)
 
 
 def benchmark(
@@ -276,7 +295,7 @@ def benchmark(
     found = BenchmarkResult()
     for name, federation in federations.items():
         world = _World(Description(slug(name)), tuple(seeds))
-        part = _part(smaller(federation, shared.rows), world, methods, place, shared)
+        part = _part(smaller(federation, shared.rows or 0), world, methods, place, shared)
         found += _results(name, True, [part])
     return to_frame(found.rows)
 
@@ -320,8 +339,8 @@ def _studies(
         other = "" if model == setup.model else f"@{model}"
         suffix = f"{other.replace('@', '-')}{'' if sends else '-sums'}{'' if rounds is None else '-star'}"
         settings = {"codec": setup.codec} if sends else {}
-        more = {"model": model, "settings": settings, "rounds": rounds, "out": folder(suffix)}
-        yield compare(federation, asked, seeds, **more, **how), other
+        more: dict[str, Any] = {"model": model, "settings": settings, "rounds": rounds}
+        yield compare(federation, asked, seeds, out=folder(suffix), **more, **how), other
 
 
 def _by_label(study: Study) -> dict[str, list[Run]]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights, repeated
-from abps.core.errors import RequestError, validate
+from abps.core.errors import Limits, RequestError, validate
 from abps.models.training import Training
 from abps.wire.codecs import codec, frame_size
 
@@ -284,6 +284,10 @@ class Method:
     #: Why it supports binary outcomes only, in half a sentence; empty if it supports any.
     only_binary: ClassVar[str] = ""
 
+    #: Ranges of its settings, and the values that a comparison may try besides those of the training.
+    limits: ClassVar[Limits] = {}
+    searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
     training: Training = field(default_factory=Training)
     stop: Stopping = field(default_factory=Stopping)
     budget: float | None = None
@@ -299,12 +303,15 @@ class Method:
 
     @property
     def line(self) -> Wire:
-        """The format of sent models."""
-        return Wire()
+        """The format of sent models: that of the settings ``wire`` or ``codec``, where a method has one."""
+        wire: Wire | None = getattr(self, "wire", None)
+        return wire or Wire(getattr(self, "codec", "fp32"))
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """Settings that a comparison may tune, each with the values to try: at most eight combinations."""
+        if self.searched:
+            return tried(self, **self.searched)
         epochs = self.training.epochs
         if self.training.optimizer == "newton":
             return {}

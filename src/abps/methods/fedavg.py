@@ -39,11 +39,6 @@ class FedAvg(StarMethod):
             raise RequestError(f"smoothing={self.smoothing}: a share, choose 0 to below 1")
 
     @property
-    def line(self) -> Wire:
-        """The wire."""
-        return self.wire
-
-    @property
     def adds(self) -> Adding | None:
         """A mean needs the sum alone; robust averages need every model."""
         return self.weighting if self.aggregate == "mean" else None
@@ -56,10 +51,6 @@ class FedAvg(StarMethod):
         """The local epochs."""
         objective = PLAIN if alone else self.objective(state)
         return replace(state, models=context.learner.train(state.models, t, objective))
-
-    def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Weights, ...]:
-        """The shared layers."""
-        return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int

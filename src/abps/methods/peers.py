@@ -112,11 +112,6 @@ class PeerMethod(Method, ABC):
     noted: ClassVar[bool] = False
 
     @property
-    def line(self) -> Wire:
-        """The wire."""
-        return self.wire
-
-    @property
     def capacity(self) -> int:
         """How many partners a center may have, or how many models it requests."""
         return 1

@@ -110,9 +110,9 @@ class StarMethod(Method, ABC):
         """(r,) the number that goes with what a center sends."""
         return np.zeros(context.r)
 
-    @abstractmethod
     def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Weights, ...]:
-        """What the centers here send: (r, columns) per message."""
+        """What the centers here send: (r, columns) per message; the shared layers."""
+        return (trained.models[:, : self.line.shared(context)],)
 
     @abstractmethod
     def serve(

@@ -103,5 +103,5 @@ def test_rising(context) -> None:
     method = DAC(schedule="rising", tau=30)
     assert method.sharpness(0) == pytest.approx(1.0)
     assert method.sharpness(1000) == pytest.approx(31.0)
-    with pytest.raises(RequestError, match="at least 1 peer"):
+    with pytest.raises(RequestError, match="at least 1"):
         DAC(peers=0)

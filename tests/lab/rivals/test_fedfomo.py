@@ -137,5 +137,5 @@ def test_bad_settings() -> None:
         FedFomo(peers=0)
     with pytest.raises(RequestError, match="at least 1"):
         EHRFL(warmup=0)
-    with pytest.raises(RequestError, match="at least 2 members"):
+    with pytest.raises(RequestError, match="at least 2"):
         DPFL(most=1)

@@ -22,10 +22,10 @@ from scipy.special import expit, logit
 
 from abps.core import streams
 from abps.core.arrays import Weights, repeated
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0, FROM_1, POSITIVE, RequestError
 from abps.data.prepare import Rows
 from abps.methods.averaging import shares, weighted_mean
-from abps.methods.base import Context, Models, Weighting, Wire
+from abps.methods.base import Context, Models, Weighting
 from abps.methods.star import Server, StarMethod
 from abps.models.metrics import Segments
 from abps.models.training import GaussianWeights, Objective, Training
@@ -63,21 +63,7 @@ class BNN(StarMethod):
     #: The means, and the raw spreads.
     messages = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Wire(self.codec)
-        if self.sigma <= 0 or self.prior_sigma <= 0 or self.kl < 0:
-            raise RequestError(
-                f"sigma={self.sigma}, prior_sigma={self.prior_sigma}, kl={self.kl}: "
-                "choose spreads above 0 and kl from 0"
-            )
-        if self.samples < 1:
-            raise RequestError(f"samples={self.samples}: choose at least 1")
-
-    @property
-    def line(self) -> Wire:
-        """Whole models."""
-        return Wire(self.codec)
+    limits: ClassVar = {"sigma": POSITIVE, "prior_sigma": POSITIVE, "kl": FROM_0, "samples": FROM_1}
 
     def init(self, context: Context) -> State:
         """The common start as means, one spread for all weights."""

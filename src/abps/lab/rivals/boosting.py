@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0, POSITIVE
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Floats, Ints, Models, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
@@ -69,10 +69,10 @@ class HistogramBoosting(CoordinatedMethod):
     least: float = 1.0
     patience: int = 10
 
+    limits: ClassVar = {"depth": (1, 8), "rate": POSITIVE, "ridge": FROM_0}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.depth <= 8 or self.rate <= 0 or self.ridge < 0:
-            raise RequestError("choose depth 1 to 8, rate above 0, ridge from 0")
         if self.training.splines:  # trees bend by themselves
             object.__setattr__(self, "training", replace(self.training, model="linear"))
 

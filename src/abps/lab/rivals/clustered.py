@@ -8,17 +8,16 @@ and again by cosines, and stops by thresholds that its authors tune.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1
 from abps.methods.averaging import shares, weighted_mean
-from abps.methods.base import Context, Floats, Ints, Models, tried
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.fedavg import FedAvg
 from abps.methods.star import Adding, Server
 from abps.models.layout import Layout
@@ -48,15 +47,8 @@ class ClusteredFedAvg(FedAvg):
     #: The cluster's number travels with the model.
     noted = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.warmup < 1 or self.most < 1:
-            raise RequestError(f"warmup={self.warmup}, most={self.most}: choose at least 1 each")
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The training, and whether weak clusters count."""
-        return tried(self, separation=(0.1, 0.3))
+    limits: ClassVar = {"warmup": FROM_1, "most": FROM_1}
+    searched: ClassVar = {"separation": (0.1, 0.3)}
 
     @property
     def adds(self) -> Adding | None:

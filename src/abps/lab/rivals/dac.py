@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0, FROM_1
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, Links, drawn, losses, trail_with
@@ -55,10 +55,7 @@ class DAC(PeerMethod):
     judge: Judge = "train"
     links: Links = "pull"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.peers < 1 or self.tau < 0:
-            raise RequestError(f"peers={self.peers}, tau={self.tau}: choose at least 1 peer, and tau from 0")
+    limits: ClassVar = {"peers": FROM_1, "tau": FROM_0}
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:

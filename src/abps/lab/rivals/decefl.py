@@ -23,7 +23,7 @@ import numpy as np
 from abps.core import matching
 from abps.core.arrays import Weights
 from abps.lab.rivals import graphs
-from abps.methods.base import Context, Kind, Models
+from abps.methods.base import Context, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
 
@@ -37,10 +37,7 @@ class DeceFL(PeerMethod):
     graph: graphs.Graph = "ring"
     order: Literal["displacement", "adapt-then-combine"] = "displacement"
 
-    @property
-    def kind(self) -> Kind:
-        """The graph is agreed on beforehand: no proposals, no answers."""
-        return "graph"
+    kind = "graph"
 
     def edges(self, context: Context, t: int) -> graphs.Ints:
         """(e, 2) this round's graph."""

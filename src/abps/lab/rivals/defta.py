@@ -17,14 +17,15 @@ center hears exactly those it drew, one way, which touches about twice as many p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import drawn
 from abps.methods.averaging import shares
@@ -70,12 +71,7 @@ class DeFTA(PeerMethod):
     #: Every center sends its out-degree along.
     noted = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.peers < 1:
-            raise RequestError(f"peers={self.peers}: choose at least 1")
-        if self.rollback <= 1:
-            raise RequestError(f"rollback={self.rollback}: how much worse a loss may get, choose above 1")
+    limits: ClassVar = {"peers": FROM_1, "rollback": (math.nextafter(1.0, 2.0), math.inf)}
 
     @property
     def kind(self) -> Kind:

@@ -8,18 +8,17 @@ cluster itself, 0.4 of it if not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from abps.core import streams
 from abps.core.arrays import Weights, lerp
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0, FROM_1, RequestError
 from abps.lab.rivals.choosing import Judge
-from abps.lab.rivals.several_models import choose, positive, spread_out, under_head
-from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.lab.rivals.several_models import choose, spread_out, under_head
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
 #: What stays of a copy when another one arrives: of the own cluster's, and of others.
@@ -52,21 +51,15 @@ class DFCA(PeerMethod):
     #: The cluster's number travels with its model.
     noted = True
 
+    limits: ClassVar = {"clusters": FROM_1, "spread": FROM_0, "fewest": FROM_1}
+    searched: ClassVar = {"clusters": (3, 6)}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self.clusters, self.spread)
-        if not 1 <= self.fewest <= self.most:
-            raise RequestError(f"fewest={self.fewest}, most={self.most}: choose 1 or more, most not below")
+        if self.fewest > self.most:
+            raise RequestError(f"fewest={self.fewest}, most={self.most}: choose most not below fewest")
 
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and clusters."""
-        return tried(self, clusters=(3, 6))
-
-    @property
-    def kind(self) -> Kind:
-        """Who sends to whom follows from the seed."""
-        return "graph"
+    kind = "graph"
 
     def init(self, context: Context) -> State:
         """K copies of the common start, apart; each center takes one."""

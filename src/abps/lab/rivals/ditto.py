@@ -7,14 +7,13 @@ training of it. Small lam: local training; large lam: the global model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0
 from abps.data.prepare import Rows
-from abps.methods.base import Context, Models, tried
+from abps.methods.base import Context, Models
 from abps.methods.fedavg import FedAvg, under
 from abps.models.metrics import Segments
 from abps.models.training import Objective
@@ -42,15 +41,8 @@ class Ditto(FedAvg):
     lam: float = 1.0
     evaluate: Literal["personal", "global"] = "personal"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lam < 0:
-            raise RequestError(f"lam={self.lam}: the strength of the pull, choose 0 or more")
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and lam."""
-        return tried(self, lam=(0.1, 1.0))
+    limits: ClassVar = {"lam": FROM_0}
+    searched: ClassVar = {"lam": (0.1, 1.0)}
 
     def init(self, context: Context) -> State:
         """Both models at the common start."""

@@ -12,20 +12,21 @@ A bound from above, not a rival in bytes: the first search hears n - 1 models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, drawn, trail_with
 from abps.lab.rivals.several_models import losses_of
-from abps.methods.base import Context, Floats, Kind, Models, tried
+from abps.methods.base import Context, Floats, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 
@@ -51,20 +52,10 @@ class DPFL(PeerMethod):
     period: int = 2
     judge: Judge = "validation"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.most < 2 or self.period < 1:
-            raise RequestError(f"most={self.most}, period={self.period}: choose at least 2 members, 1 round")
+    limits: ClassVar = {"most": (2, math.inf), "period": FROM_1}
+    searched: ClassVar = {"most": (5, 10)}
 
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and most."""
-        return tried(self, most=(5, 10))
-
-    @property
-    def kind(self) -> Kind:
-        """One way."""
-        return "pull"
+    kind = "pull"
 
     @property
     def capacity(self) -> int:

@@ -11,17 +11,17 @@ neither does this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import drawn, trail_with
-from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 
@@ -39,20 +39,10 @@ class EHRFL(PeerMethod):
     near: int = 10
     warmup: int = 5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.near < 1 or self.warmup < 1:
-            raise RequestError(f"near={self.near}, warmup={self.warmup}: choose at least 1 each")
+    limits: ClassVar = {"near": FROM_1, "warmup": FROM_1}
+    searched: ClassVar = {"near": (5, 10)}
 
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and near."""
-        return tried(self, near=(5, 10))
-
-    @property
-    def kind(self) -> Kind:
-        """Links are mutual."""
-        return "mutual"
+    kind = "mutual"
 
     def init(self, context: Context) -> State:
         """The common start; nobody is near."""

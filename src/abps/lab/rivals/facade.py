@@ -12,19 +12,18 @@ code each head is judged on another minibatch); their all-reduce at the end is l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from abps.core import matching
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0, FROM_1, RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge
-from abps.lab.rivals.several_models import choose, head_start, positive, spread_out
-from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.lab.rivals.several_models import choose, head_start, spread_out
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
 
@@ -52,25 +51,15 @@ class Facade(PeerMethod):
     #: The head's number travels with it.
     noted = True
 
+    limits: ClassVar = {"clusters": FROM_1, "spread": FROM_0, "degree": FROM_1, "head_layers": FROM_1}
+    searched: ClassVar = {"head_layers": (1, 2)}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self.clusters, self.spread)
-        if self.degree < 1 or self.head_layers < 1:
-            raise RequestError(
-                f"degree={self.degree}, head_layers={self.head_layers}: choose at least 1 each"
-            )
         if self.wire.private_layers:
             raise RequestError("private_layers: its heads are those of clusters, and shared; choose 0")
 
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and head_layers."""
-        return tried(self, head_layers=(1, 2))
-
-    @property
-    def kind(self) -> Kind:
-        """Who hears whom follows from the seed."""
-        return "graph"
+    kind = "graph"
 
     @property
     def capacity(self) -> int:

@@ -7,16 +7,16 @@ without Nesterov's look-ahead and with a full first step. It speeds up; the pape
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import POSITIVE
 from abps.methods.averaging import shares, weighted_mean
-from abps.methods.base import Context, Models, Weighting, Wire, tried
+from abps.methods.base import Context, Models, Weighting, Wire
 from abps.methods.fedavg import under
 from abps.methods.star import Adding, Server, StarMethod
 
@@ -41,31 +41,13 @@ class FedAvgM(StarMethod):
     #: What the server keeps.
     keeps = Momentum
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.beta < 1:
-            raise RequestError(f"beta={self.beta}: a share, choose 0 to below 1")
-        if self.server_lr <= 0:
-            raise RequestError(f"server_lr={self.server_lr}: a step size, choose above 0")
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and beta."""
-        return tried(self, beta=(0.5, 0.9))
-
-    @property
-    def line(self) -> Wire:
-        """The wire."""
-        return self.wire
+    limits: ClassVar = {"beta": (0.0, math.nextafter(1.0, 0.0)), "server_lr": POSITIVE}
+    searched: ClassVar = {"beta": (0.5, 0.9)}
 
     @property
     def adds(self) -> Adding | None:
         """A mean."""
         return self.weighting
-
-    def upload(self, context: Context, state: Any, trained: Models, t: int) -> tuple[Weights, ...]:
-        """The shared layers."""
-        return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from abps.core.arrays import Weights, repeated
-from abps.core.errors import RequestError
+from abps.core.errors import POSITIVE
 from abps.methods.averaging import shares
-from abps.methods.base import Context, Models, Weighting, Wire, tried
+from abps.methods.base import Context, Models, Weighting, tried
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 
@@ -67,21 +67,12 @@ class FedDyn(StarMethod):
     #: What the server keeps.
     keeps = DriftTerm
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Wire(self.codec)
-        if self.alpha is not None and self.alpha <= 0:
-            raise RequestError(f"alpha={self.alpha}: the strength of the regulariser, choose above 0")
+    limits: ClassVar = {"alpha": POSITIVE}
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """The learning rate and alpha."""
         return tried(self, alpha=(0.02, 0.1) if self.training.optimizer == "newton" else (0.1, 1.0))
-
-    @property
-    def line(self) -> Wire:
-        """Whole models."""
-        return Wire(self.codec)
 
     def init(self, context: Context) -> State:
         """The common start; nobody has moved."""

@@ -15,18 +15,18 @@ centers ask each other. The models are the same, the bytes are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from abps.core import streams
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, losses, own_losses, trail_with
-from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 
@@ -49,22 +49,10 @@ class FedFomo(PeerMethod):
     judge: Judge = "validation"
     links: Literal["relay", "pull"] = "relay"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.peers < 1 or not 0 <= self.explore <= 1:
-            raise RequestError(
-                f"peers={self.peers}, explore={self.explore}: choose at least 1, and a chance of 0 to 1"
-            )
+    limits: ClassVar = {"peers": FROM_1, "explore": (0.0, 1.0)}
+    searched: ClassVar = {"explore": (0.1, 0.3)}
 
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and explore."""
-        return tried(self, explore=(0.1, 0.3))
-
-    @property
-    def kind(self) -> Kind:
-        """One way."""
-        return "pull"
+    kind = "pull"
 
     @property
     def capacity(self) -> int:

@@ -12,18 +12,17 @@ differs between centers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0
 from abps.lab.rivals.choosing import own_losses
 from abps.lab.rivals.ditto import State as PersonalState
 from abps.methods.averaging import weighted_mean
-from abps.methods.base import Context, Floats, tried
+from abps.methods.base import Context, Floats
 from abps.methods.fedavg import FedAvg, under
 from abps.methods.star import Adding, Server
 from abps.models.training import Objective
@@ -49,15 +48,8 @@ class FedMAP(FedAvg):
     #: The contribution travels with the model.
     noted = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha < 0:
-            raise RequestError(f"alpha={self.alpha}: the precision of a prior, choose 0 or more")
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The training, and the prior."""
-        return tried(self, alpha=(0.01, 0.1))
+    limits: ClassVar = {"alpha": FROM_0}
+    searched: ClassVar = {"alpha": (0.01, 0.1)}
 
     @property
     def adds(self) -> Adding | None:

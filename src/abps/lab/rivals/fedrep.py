@@ -8,8 +8,9 @@ own. With one epoch each a round costs the compute of FedAvg's two; the authors 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1, RequestError
 from abps.methods.base import Context, Models, Wire
 from abps.methods.fedavg import FedAvg
 
@@ -22,14 +23,12 @@ class FedRep(FedAvg):
     head_epochs: int = 1
     trunk_epochs: int = 1
 
+    limits: ClassVar = {"head_epochs": FROM_1, "trunk_epochs": FROM_1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.wire.private_layers < 1:
             raise RequestError("private_layers=0: FedRep needs a private head; choose at least 1")
-        if self.head_epochs < 1 or self.trunk_epochs < 1:
-            raise RequestError(
-                f"head_epochs={self.head_epochs}, trunk_epochs={self.trunk_epochs}: choose at least 1 each"
-            )
 
     def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
         """Train the head, then the trunk."""

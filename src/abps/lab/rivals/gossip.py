@@ -13,7 +13,7 @@ import numpy as np
 
 from abps.core import streams
 from abps.core.arrays import Weights, lerp
-from abps.methods.base import Context, Floats, Ints, Kind, Models
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
 
@@ -31,10 +31,7 @@ class Gossip(PeerMethod):
     #: A model's age travels with it.
     noted = True
 
-    @property
-    def kind(self) -> Kind:
-        """Who sends to whom follows from the seed."""
-        return "graph"
+    kind = "graph"
 
     def init(self, context: Context) -> State:
         """The common start, of age zero."""

@@ -10,18 +10,17 @@ so here all train one model for ``warmup`` rounds, and K copies of it with noise
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from abps.core.arrays import Weights, repeated
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_0, FROM_1
 from abps.lab.rivals.choosing import Judge
-from abps.lab.rivals.several_models import choose, positive, spread_out, under_head
+from abps.lab.rivals.several_models import choose, spread_out, under_head
 from abps.methods.averaging import weighted_mean
-from abps.methods.base import Context, Floats, Ints, Models, Wire, tried
+from abps.methods.base import Context, Floats, Ints, Models, Wire
 from abps.methods.star import Server, StarMethod
 from abps.models.layout import Layout
 
@@ -49,21 +48,8 @@ class IFCA(StarMethod):
     #: The cluster's number travels with its model.
     noted = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self.clusters, self.spread)
-        if self.warmup < 0:
-            raise RequestError(f"warmup={self.warmup}: choose rounds from 0")
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and clusters."""
-        return tried(self, clusters=(3, 6))
-
-    @property
-    def line(self) -> Wire:
-        """The wire."""
-        return self.wire
+    limits: ClassVar = {"clusters": FROM_1, "spread": FROM_0, "warmup": FROM_0}
+    searched: ClassVar = {"clusters": (3, 6)}
 
     def sharing(self, context: Context) -> int:
         """A cluster."""
@@ -90,10 +76,6 @@ class IFCA(StarMethod):
         """Every center with the option (K, shared) that suits it."""
         cluster = choose(context, own, options, self.judge)
         return State(under_head(options[cluster], own), cluster)
-
-    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Weights, ...]:
-        """The shared layers."""
-        return (trained.models[:, : self.wire.shared(context)],)
 
     def note(self, context: Context, trained: State) -> Floats:
         """The cluster's number."""

@@ -11,13 +11,12 @@ dropout. There is no projection head: it would change the model that is compared
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
-from abps.methods.base import Context, Models, tried
+from abps.core.errors import FROM_0, POSITIVE
+from abps.methods.base import Context, Models
 from abps.methods.fedavg import FedAvg
 from abps.models.training import PLAIN, Contrast, Objective
 
@@ -36,17 +35,8 @@ class MOON(FedAvg):
     mu: float = 1.0
     temperature: float = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0 or self.temperature <= 0:
-            raise RequestError(
-                f"mu={self.mu}, temperature={self.temperature}: choose mu from 0 and a temperature above 0"
-            )
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and mu."""
-        return tried(self, mu=(1.0, 5.0))
+    limits: ClassVar = {"mu": FROM_0, "temperature": POSITIVE}
+    searched: ClassVar = {"mu": (1.0, 5.0)}
 
     def init(self, context: Context) -> State:
         """The common start is everybody's previous model."""

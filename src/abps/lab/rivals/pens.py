@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1, RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, drawn, losses, trail_with
 from abps.methods.averaging import shares
-from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, tried
+from abps.methods.base import Context, Floats, Ints, Models, Weighting, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 #: The share of all rounds that the first phase takes, unless its rounds are set.
@@ -51,13 +51,10 @@ class PENS(PeerMethod):
     judge: Judge = "train"
     weighting: Weighting = "size"
 
+    limits: ClassVar = {"sampled": FROM_1, "best": FROM_1, "later": FROM_1, "first": FROM_1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.sampled, self.best, self.later) < 1 or (self.first is not None and self.first < 1):
-            raise RequestError(
-                f"sampled={self.sampled}, best={self.best}, later={self.later}, first={self.first}: "
-                "choose at least 1 each"
-            )
         if self.best > self.sampled:
             raise RequestError(f"best={self.best}: no more than the {self.sampled} that are sampled")
 
@@ -66,10 +63,7 @@ class PENS(PeerMethod):
         """The learning rate and best."""
         return tried(self, best=(1, 2) if self.sampled > 1 else (1,))
 
-    @property
-    def kind(self) -> Kind:
-        """One way."""
-        return "pull"
+    kind = "pull"
 
     @property
     def capacity(self) -> int:

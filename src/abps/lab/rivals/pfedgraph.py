@@ -13,15 +13,14 @@ code it has the wrong sign.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
-from abps.methods.base import Context, Floats, Models, Wire, tried
+from abps.core.errors import POSITIVE
+from abps.methods.base import Context, Floats, Models, Wire
 from abps.methods.star import Server, StarMethod
 
 #: Models that point this much the same way count as pointing exactly the same way.
@@ -68,24 +67,8 @@ class PFedGraph(StarMethod):
     alpha: float = 0.8
     centre: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha <= 0:
-            raise RequestError(f"alpha={self.alpha}: how near shares stay to those of size, choose above 0")
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """Training, and whether the mean movement is taken out."""
-        return tried(self, centre=(False, True))
-
-    @property
-    def line(self) -> Wire:
-        """The wire."""
-        return self.wire
-
-    def upload(self, context: Context, state: Models, trained: Models, t: int) -> tuple[Weights, ...]:
-        """The shared layers."""
-        return (trained.models[:, : self.wire.shared(context)],)
+    limits: ClassVar = {"alpha": POSITIVE}
+    searched: ClassVar = {"centre": (False, True)}
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int

@@ -9,13 +9,14 @@ both ways, so a round costs two of FedAvg's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from abps.core.arrays import Weights, lerp, repeated
-from abps.core.errors import RequestError
+from abps.core.errors import POSITIVE
 from abps.methods.averaging import shares, weighted_mean
-from abps.methods.base import Context, Models, Weighting, Wire
+from abps.methods.base import Context, Models, Weighting
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 
@@ -39,16 +40,7 @@ class Scaffold(StarMethod):
     #: The model, and the control variate.
     messages = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Wire(self.codec)
-        if self.server_lr <= 0:
-            raise RequestError(f"server_lr={self.server_lr}: a step size, choose above 0")
-
-    @property
-    def line(self) -> Wire:
-        """Whole models."""
-        return Wire(self.codec)
+    limits: ClassVar = {"server_lr": POSITIVE}
 
     def init(self, context: Context) -> State:
         """The common start, all control variates zero."""

@@ -6,7 +6,6 @@ import numpy as np
 
 from abps.core import streams
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge, losses
 from abps.methods.base import Context, Floats, Ints
 from abps.models.layout import Layout
@@ -50,11 +49,3 @@ def losses_of(context: Context, own: Weights, option: Weights, judge: Judge) -> 
 def under_head(option: Weights, own: Weights) -> Weights:
     """(r, P) models whose first columns are an option (r, columns), the rest a center's own."""
     return np.concatenate([option, own[:, option.shape[1] :]], axis=1)
-
-
-def positive(clusters: int, spread: float) -> None:
-    """Refuse numbers of clusters, and distances between them, that are none."""
-    if clusters < 1 or spread < 0:
-        raise RequestError(
-            f"clusters={clusters}, spread={spread}: choose at least 1 cluster, and spread from 0"
-        )

@@ -16,7 +16,7 @@ predictions on reference rows instead; patients' rows would then leave the cente
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1, SHARE
 from abps.data.prepare import Prepared, Rows
 from abps.lab.rivals import graphs
-from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.learners import Learner
 from abps.models.metrics import labels_of, log_loss
@@ -71,22 +71,10 @@ class WPFed(PeerMethod):
     bits: int = 256
     reference_share: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.neighbours < 1 or self.bits < 1:
-            raise RequestError(f"neighbours={self.neighbours}, bits={self.bits}: choose at least 1 each")
-        if not 0 < self.reference_share < 1:
-            raise RequestError(f"reference_share={self.reference_share}: a share, choose between 0 and 1")
+    limits: ClassVar = {"neighbours": FROM_1, "bits": FROM_1, "reference_share": SHARE}
+    searched: ClassVar = {"gamma": (1.0, 5.0)}
 
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and gamma."""
-        return tried(self, gamma=(1.0, 5.0))
-
-    @property
-    def kind(self) -> Kind:
-        """Links are mutual."""
-        return "mutual"
+    kind = "mutual"
 
     @property
     def capacity(self) -> int:
