@@ -198,18 +198,9 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
         both = pl.DataFrame({"window": window, "era": era}).drop_nulls()
         association = statistics.association(statistics.contingency(both["window"], both["era"]))
     outcome, centers = _outcome(table, question)
-    return Drift(
-        question=question,
-        era_source=source,
-        between=between,
-        eras=_lines(era, label),
-        windows=() if window is None else _lines(window, label),
-        shifts=tuple(shifts),
-        outcome=outcome,
-        centers=centers,
-        association=association,
-        skipped=tuple(skipped),
-    )
+    windows = () if window is None else _lines(window, label)
+    found = (tuple(shifts), outcome, centers, association, tuple(skipped))
+    return Drift(question, source, between, _lines(era, label), windows, *found)
 
 
 def _eras(table: pl.DataFrame, question: Question) -> tuple[pl.Series, str]:
@@ -324,19 +315,8 @@ def _shift(
     js = math.nan
     if first.sum() and second.sum():
         js = float(statistics.jensen_shannon(first / first.sum(), second / second.sum()))
-    return Shift(
-        column=column.name,
-        test=test,
-        spread_test=spread_test,
-        mean=mean,
-        spread=spread,
-        p_holm=math.nan,
-        spread_p_holm=math.nan,
-        removed=(removed[0], removed[1]),
-        edges=edges,
-        counts=(first, second),
-        histogram_js=js,
-    )
+    tests = (test, spread_test, mean, spread, math.nan, math.nan)
+    return Shift(column.name, *tests, (removed[0], removed[1]), edges, (first, second), js)
 
 
 def _outcome(
@@ -346,7 +326,7 @@ def _outcome(
     if question.center is None:
         return None, ()
     lines = check.center_lines(table, question.label, question.center, [])
-    groups = dict.fromkeys((line.center for line in lines), "")
+    groups = {line.center: line.center for line in lines}  # without groups every pair is a pair between
     if question.group is not None and question.group != question.center:
         pairs = table.select(
             pl.col(question.center).cast(pl.String).fill_null("unknown").alias("center"),
@@ -359,13 +339,8 @@ def _outcome(
                 "a center must lie in one"
             )
         groups = dict(pairs.iter_rows())
-    else:  # without groups every pair is a pair between
-        groups = {line.center: line.center for line in lines}
-    found = statistics.outcome_divergence(
-        [line.rate for line in lines],
-        [line.stays for line in lines],
-        [groups[line.center] for line in lines],
-    )
+    each = [(line.rate, line.stays, groups[line.center]) for line in lines]
+    found = statistics.outcome_divergence(*zip(*each))
     return found, tuple((line.center, groups[line.center], line) for line in lines)
 
 

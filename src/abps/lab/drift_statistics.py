@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import rel_entr, stdtr
+from scipy import stats
+from scipy.spatial import distance
+from scipy.special import stdtr
 
 from abps.core import streams
 
@@ -42,21 +44,15 @@ class Welch:
 
 def welch(first: ArrayLike, second: ArrayLike) -> Welch:
     """Compare the means of two samples that may differ in variance; positive t: the first is larger."""
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    counts = (len(a), len(b))
-    means = (float(a.mean()) if len(a) else math.nan, float(b.mean()) if len(b) else math.nan)
-    sds = (
-        float(a.std(ddof=1)) if len(a) > 1 else math.nan,
-        float(b.std(ddof=1)) if len(b) > 1 else math.nan,
-    )
-    t = df = math.nan
-    if min(counts) > 1:
-        va, vb = sds[0] ** 2 / len(a), sds[1] ** 2 / len(b)
-        if va + vb > 0:
-            t = (means[0] - means[1]) / math.sqrt(va + vb)
-            share = va / (va + vb)  # squares of tiny variances would underflow; squares of shares do not
-            df = 1.0 / (share**2 / (len(a) - 1) + (1.0 - share) ** 2 / (len(b) - 1))
-    return Welch(counts, means, sds, t, df, float(2.0 * stdtr(df, -abs(t))))
+    both = [np.asarray(each, dtype=np.float64) for each in (first, second)]
+    counts = (len(both[0]), len(both[1]))
+    means = [float(each.mean()) if len(each) else math.nan for each in both]
+    sds = [float(each.std(ddof=1)) if len(each) > 1 else math.nan for each in both]
+    t = df = p = math.nan
+    if min(counts) > 1 and max(sds) > 0:
+        found = stats.ttest_ind(*both, equal_var=False)
+        t, df, p = float(found.statistic), float(found.df), float(found.pvalue)
+    return Welch(counts, (means[0], means[1]), (sds[0], sds[1]), t, df, p)
 
 
 def holm(p: ArrayLike) -> Floats:
@@ -138,10 +134,7 @@ def deviations(values: ArrayLike) -> Floats:
 
 def jensen_shannon(p: ArrayLike, q: ArrayLike) -> Floats:
     """Jensen-Shannon divergence in nats of distributions along the last axis; in [0, ln 2]."""
-    a, b = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
-    middle = (a + b) / 2
-    total = (rel_entr(a, middle) + rel_entr(b, middle)).sum(axis=-1) / 2
-    return np.asarray(np.maximum(total, 0.0))
+    return np.square(np.nan_to_num(distance.jensenshannon(p, q, axis=-1)))
 
 
 def bernoulli_js(p: ArrayLike, q: ArrayLike) -> Floats:
@@ -182,14 +175,7 @@ def outcome_divergence(rates: ArrayLike, sizes: ArrayLike, groups: ArrayLike) ->
         pairs += np.bincount(same, minlength=2)
     with np.errstate(invalid="ignore"):
         mean = sums / pairs[:, None]
-    return OutcomeDivergence(
-        between=float(mean[0, 0]),
-        within=float(mean[1, 0]),
-        between_noise=float(mean[0, 1]),
-        within_noise=float(mean[1, 1]),
-        between_pairs=int(pairs[0]),
-        within_pairs=int(pairs[1]),
-    )
+    return OutcomeDivergence(*mean.T.ravel().tolist(), *pairs.tolist())
 
 
 # --- two labellings of the same rows ----------------------------------------------------------------
@@ -242,26 +228,20 @@ def chance_purity(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> float:
 
 def association(table: ArrayLike) -> Association:
     """Cramér's V and purity of a (rows, columns) contingency table of counts."""
-    counts = np.asarray(table, dtype=np.float64)
+    counts = np.asarray(table, dtype=np.int64)
     counts = counts[counts.sum(axis=1) > 0][:, counts.sum(axis=0) > 0]
-    total = counts.sum()
-    r, c = counts.shape
+    total, (r, c) = int(counts.sum()), counts.shape
     if total == 0:
         return Association(math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0)
     purity = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
-    chance = chance_purity(counts.sum(axis=1).astype(np.int64), counts.sum(axis=0).astype(np.int64))
+    chance = chance_purity(counts.sum(axis=1), counts.sum(axis=0))
     if min(r, c) < 2:  # one label only: nothing to be associated with
-        return Association(math.nan, math.nan, purity, chance, 0.0, 0, int(total))
-    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0, keepdims=True) / total
-    chi2 = float(((counts - expected) ** 2 / expected).sum())
-    phi2 = chi2 / total
-    v = math.sqrt(phi2 / (min(r, c) - 1))
-    df = (r - 1) * (c - 1)
+        return Association(math.nan, math.nan, purity, chance, 0.0, 0, total)
+    chi2, _, df, _ = stats.chi2_contingency(counts, correction=False)
+    v = float(stats.contingency.association(counts, method="cramer"))
+    corrected = math.nan
     if total > 1:
-        phi2 = max(0.0, phi2 - df / (total - 1))
-        r_fair, c_fair = r - (r - 1) ** 2 / (total - 1), c - (c - 1) ** 2 / (total - 1)
-        spread = min(r_fair, c_fair) - 1
-        corrected = math.sqrt(phi2 / spread) if spread > 0 else math.nan
-    else:
-        corrected = math.nan
-    return Association(v, corrected, purity, chance, chi2, df, int(total))
+        spread = min(each - (each - 1) ** 2 / (total - 1) for each in (r, c)) - 1
+        if spread > 0:
+            corrected = math.sqrt(max(0.0, chi2 / total - df / (total - 1)) / spread)
+    return Association(v, corrected, purity, chance, float(chi2), int(df), total)

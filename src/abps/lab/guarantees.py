@@ -17,7 +17,7 @@ late the score can reject at all (:func:`first_rejection`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
@@ -336,9 +336,6 @@ def rest_dominates(expected: ArrayLike, slack: float = 0.0) -> bool:
     return bool((phi < -slack).all())
 
 
-# --------------------------------------------------------------------------- helpers
-
-
 def _harmonic(n: int) -> float:
     """1 + 1/2 + ... + 1/n."""
     return float(digamma(n + 1.0) + np.euler_gamma)
@@ -385,13 +382,7 @@ def checkpoints(horizon: int, per_decade: int = 8) -> NDArray[np.int64]:
     return np.unique(np.geomspace(10, horizon, count).round().astype(np.int64))
 
 
-def play(
-    bandits: Sequence[Bandit],
-    replicates: int,
-    seed: int,
-    name: str,
-    progress: Callable[[float], None] = lambda share: None,
-) -> list[BanditRun]:
+def play(bandits: Sequence[Bandit], replicates: int, seed: int, name: str) -> list[BanditRun]:
     """Play every bandit ``replicates`` times. ``name`` keeps the random numbers of two studies apart."""
     runs = []
     for b, bandit in enumerate(bandits):
@@ -408,7 +399,6 @@ def play(
             _play_one(rng, how, chance, at, regret[k], met)
             pulls[k, order] = met
         runs.append(BanditRun(bandit, at, regret, pulls))
-        progress((b + 1) / len(bandits))
     return runs
 
 

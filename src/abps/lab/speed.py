@@ -184,7 +184,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 class SelectionCost:
     """What selection among so many centers costs.
 
-    seconds: of a round, median; setup_seconds: of calibrating the filter, once.
+    seconds: processor time of a round, median; setup_seconds: of calibrating the filter, once.
     start_mb: memory of the process before; peak_mb: at most.  rest: share of centers without a partner.
     """
 
@@ -209,16 +209,16 @@ def metadata(n: int, seed: int = 0) -> NDArray[np.float64]:
 def selection_cost(n: int, goal: str = "homogeneity", kappa: int = 1, rounds: int = 3) -> SelectionCost:
     """Some rounds of selection among n centers that learn random utilities of each other."""
     vectors, ids = metadata(n), streams.bits(0, "generate", 0, np.arange(n))
-    start, began = peak_mb(), time.perf_counter()
+    start, began = peak_mb(), time.process_time()
     chosen = None if goal == "none" else [goals.goal(goal)] * n
     sets = candidates(vectors, chosen, 0.25, "global_pairs")
-    setup = time.perf_counter() - began
+    setup = time.process_time() - began
     config, beliefs = Selection(kappa=kappa), Beliefs(n)
     seconds, rest = [], []
     for t in range(1, rounds + 1):
-        began = time.perf_counter()
+        began = time.process_time()
         plan = match_many(config, beliefs, sets, True, RoundKeys(ids, 1, t, rounds))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
         rest.append(float(np.mean(plan.rest != 0)))
         i, j = np.concatenate([plan.pairs, plan.pairs[:, ::-1]]).T
         beliefs = beliefs.observe(i, j, streams.uniforms(2, "generate", t, ids[i]))

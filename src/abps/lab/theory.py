@@ -23,18 +23,10 @@ from abps.lab import guarantees
 from abps.lab.guarantees import GAMMA, Bandit, BanditRun, Constant, Epsilon, Gaps, Prior, play
 
 Floats = NDArray[np.float64]
-Progress = Callable[[float], None]
-
-
-def _silent(share: float) -> None:
-    """No progress to show."""
 
 
 def _generator(seed: int, study: str) -> np.random.Generator:
-    stream: np.random.Generator = streams.generator(
-        seed, "generate", center=streams.center_id(f"theory/{study}")
-    )
-    return stream
+    return streams.generator(seed, "generate", center=streams.center_id(f"theory/{study}"))
 
 
 # --------------------------------------------------------------------------- Theorem 1
@@ -66,10 +58,10 @@ class Coverage:
     reach: float
 
 
-def coverage(seed: int, replicates: int = 10_000, progress: Progress = _silent) -> list[Coverage]:
+def coverage(seed: int, replicates: int = 10_000) -> list[Coverage]:
     """Theorem 1 over counts, failure probabilities, drifts, priors, utilities and shapes of drift."""
     rng, rows = _generator(seed, "coverage"), []
-    for step, count in enumerate(COUNTS):
+    for count in COUNTS:
         for drift in DRIFTS:
             for utility in UTILITIES:
                 for shape in DRIFT_SHAPES if drift else ("up",):
@@ -77,7 +69,6 @@ def coverage(seed: int, replicates: int = 10_000, progress: Progress = _silent) 
                     sums = sum(rng.binomial(size, mean, replicates) for mean, size in path)
                     exact = binom.pmf(np.arange(count + 1), count, path[0][0]) if len(path) == 1 else None
                     rows += _cell(count, drift, utility, shape, np.asarray(sums), exact)
-        progress((step + 1) / len(COUNTS))
     return rows
 
 
@@ -116,9 +107,7 @@ class Monitoring:
     at_all_times: float
 
 
-def monitoring(
-    seed: int, replicates: int = 2_000, horizon: int = 10_000, progress: Progress = _silent
-) -> list[Monitoring]:
+def monitoring(seed: int, replicates: int = 2_000, horizon: int = 10_000) -> list[Monitoring]:
     """Theorem 1 is for a count fixed in advance; a monitor looks at every count."""
     rng = _generator(seed, "monitoring")
     counts = np.arange(1, horizon + 1)
@@ -128,12 +117,11 @@ def monitoring(
         (d, a): guarantees.concentration(counts, d, prior=prior, at_all_times=a).total.astype(np.float32)
         for d, a in missed
     }
-    for batch in range(replicates // 200):
+    for _ in range(replicates // 200):
         sums = np.cumsum(rng.random((200, horizon), dtype=np.float32) < utility, axis=1, dtype=np.int32)
         error = np.abs((prior[0] + sums) / (sum(prior) + counts) - utility).astype(np.float32)
         for key, bound in bounds.items():
             missed[key] += int((error > bound).any(axis=1).sum())
-        progress((batch + 1) / (replicates // 200))
     runs = (replicates // 200) * 200
     return [Monitoring(d, horizon, missed[d, False] / runs, missed[d, True] / runs) for d in DELTAS]
 
@@ -227,7 +215,7 @@ def _gather(study: str, outcomes: list[BanditRun]) -> list[Regret]:
     return rows
 
 
-def regret_of_schedules(seed: int, replicates: int = 16, progress: Progress = _silent) -> list[Regret]:
+def regret_of_schedules(seed: int, replicates: int = 16) -> list[Regret]:
     """Three schedules of exploration, two exploration weights, one and three slots."""
     bandits = [
         Bandit(PEERS, horizon, slots, gamma, epsilon)
@@ -236,28 +224,28 @@ def regret_of_schedules(seed: int, replicates: int = 16, progress: Progress = _s
         for epsilon in SCHEDULES
         for horizon in (HORIZONS if epsilon.schedule == "inv_sqrt_horizon" else HORIZONS[-1:])
     ]
-    return _gather("schedules", play(bandits, replicates, seed, "schedules", progress))
+    return _gather("schedules", play(bandits, replicates, seed, "schedules"))
 
 
-def regret_by_gamma(seed: int, replicates: int = 32, progress: Progress = _silent) -> list[Regret]:
+def regret_by_gamma(seed: int, replicates: int = 32) -> list[Regret]:
     """Two peers, no random swaps: where the printed constant is crossed as gamma grows."""
     none = Epsilon("constant", 0.0)
     bandits = [Bandit((0.9, 0.1), 20_000, 1, g, none) for g in (0.25, 0.5, 1.0, GAMMA, 2.0, 2.5, 3.0)]
-    return _gather("gamma", play(bandits, replicates, seed, "gamma", progress))
+    return _gather("gamma", play(bandits, replicates, seed, "gamma"))
 
 
-def regret_of_slots(seed: int, replicates: int = 8, progress: Progress = _silent) -> list[Regret]:
+def regret_of_slots(seed: int, replicates: int = 8) -> list[Regret]:
     """Two slots, one excellent peer and four nearly useless ones: gaps to the best peer mislead."""
     none = Epsilon("constant", 0.0)
     bandits = [Bandit((1.0, 0.03, 0.0, 0.0, 0.0), 120_000, 2, gamma, none) for gamma in (1.0, GAMMA)]
-    return _gather("slots", play(bandits, replicates, seed, "slots", progress))
+    return _gather("slots", play(bandits, replicates, seed, "slots"))
 
 
-def regret_of_refusals(seed: int, replicates: int = 32, progress: Progress = _silent) -> list[Regret]:
+def regret_of_refusals(seed: int, replicates: int = 32) -> list[Regret]:
     """The best peer is willing in half of the rounds: refusals are paid for by worse partners."""
     eps = Epsilon("c_over_t", 5.0)
     bandits = [Bandit((0.8, 0.4), 10_000, 1, GAMMA, eps, accepts=(q, 1.0)) for q in (1.0, 0.5)]
-    return _gather("refusals", play(bandits, replicates, seed, "refusals", progress))
+    return _gather("refusals", play(bandits, replicates, seed, "refusals"))
 
 
 # --------------------------------------------------------------------------- Lemma 1
@@ -284,7 +272,7 @@ class Transition:
     half: float | None
 
 
-def transition(seed: int, replicates: int = 40, progress: Progress = _silent) -> list[Transition]:
+def transition(seed: int, replicates: int = 40) -> list[Transition]:
     """The lemma's oracle rests below c_neg = 0.5; this is where the score does."""
     rng = _generator(seed, "transition")
     utilities, horizon = TRANSITION_UTILITIES, TRANSITION_ROUNDS[-1]
@@ -300,7 +288,6 @@ def transition(seed: int, replicates: int = 40, progress: Progress = _silent) ->
         rested += rest
         if t in TRANSITION_ROUNDS:
             shares[t] = (rested / t).reshape(len(TRANSITION_GAMMAS), utilities.size, replicates).mean(axis=2)
-            progress(t / horizon)
     rows = []
     for g, weight in enumerate(TRANSITION_GAMMAS):
         for t in TRANSITION_ROUNDS:
@@ -337,7 +324,6 @@ def filter_losses(
     replicates: int = 2_000,
     centers: int = 230,
     keep: float = 0.25,
-    progress: Progress = _silent,
 ) -> list[FilterLoss]:
     """Keep the most similar quarter of the peers; usefulness is 1-Lipschitz in the descriptor each time."""
     rng = _generator(seed, "filter")
@@ -351,7 +337,6 @@ def filter_losses(
         utilities = (-distance, -np.linalg.norm(peers - ideal, axis=1), distance)
         for relation, utility in zip(lost, utilities, strict=True):
             lost[relation] += not passes[np.argmax(utility)]
-    progress(1.0)
     return [FilterLoss(relation, times / replicates) for relation, times in lost.items()]
 
 
@@ -387,20 +372,21 @@ class TheoryResults:
 def check(seed: int, progress: Callable[[str, float], None] = lambda study, share: None) -> TheoryResults:
     """Run every study. ``progress`` is called with the name of a study and the share of it that is done."""
 
-    def of(study: str) -> Callable[[float], None]:
-        progress(study, 0.0)
-        return lambda share: progress(study, share)
+    def of(name: str, study: Callable[[int], list[Any]]) -> list[Any]:
+        progress(name, 0.0)
+        found = study(seed)
+        progress(name, 1.0)
+        return found
 
-    covered = coverage(seed, progress=of("Theorem 1: coverage"))
-    watched = monitoring(seed, progress=of("Theorem 1: looked at in every round"))
+    covered = of("Theorem 1: coverage", coverage)
+    watched = of("Theorem 1: looked at in every round", monitoring)
     measured = [
-        *regret_of_schedules(seed, progress=of("Theorem 2: schedules, slots")),
-        *regret_by_gamma(seed, progress=of("Theorem 2: exploration weights")),
-        *regret_of_slots(seed, progress=of("Theorem 2: gaps of several slots")),
-        *regret_of_refusals(seed, progress=of("Theorem 2: refusals")),
+        *of("Theorem 2: schedules, slots", regret_of_schedules),
+        *of("Theorem 2: exploration weights", regret_by_gamma),
+        *of("Theorem 2: gaps of several slots", regret_of_slots),
+        *of("Theorem 2: refusals", regret_of_refusals),
     ]
-    moved = transition(seed, progress=of("Lemma 1: transition"))
-    filtered = filter_losses(seed, progress=of("Filter"))
+    moved, filtered = of("Lemma 1: transition", transition), of("Filter", filter_losses)
     claims = [*about_beliefs(covered, watched), *about_regret(measured), *about_resting(moved)]
     claims += about_the_filter(filtered)
     return TheoryResults(seed, covered, watched, measured, moved, filtered, claims)
