@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -152,18 +153,9 @@ def bench(
         print(json.dumps(asdict(found) | (more if costs else {})))
         return
     title = f"{prepared.name}: {found.centers} centers, {found.rows:,} training rows"
-    rows = [
-        ("center-rounds per second", f"{found.center_rounds_per_s:,.0f}"),
-        ("plain PyTorch loop", f"{found.loop_center_rounds_per_s:,.0f}"),
-        ("ratio", f"{found.ratio_to_loop:.1f} ×"),
-        ("useful Gflop/s", f"{found.useful_gflops:.1f}"),
-        ("matrix-multiply roof, Gflop/s", f"{found.sgemm_gflops:.1f} on {found.cores} cores"),
-        ("fraction of the roof", f"{found.fraction_of_roof:.2f}"),
-        ("peak memory", f"{found.peak_mb:,.0f} MB"),
-    ]
+    rows = [(name.replace("_", " "), f"{value:,.4g}") for name, value in asdict(found).items()]
     for n, cost in costs.items():
-        cells = f"{cost.seconds:.2f} s per round, {cost.peak_mb:,.0f} MB"
-        rows.append((f"selection among {n:,} centers", cells))
+        rows.append((f"selection among {n:,} centers", f"{cost.seconds:.2f} s, {cost.peak_mb:,.0f} MB"))
     for n, (seconds, memory) in fits.items():
         rows.append((f"abps-plus on {n:,} centers", f"{seconds:.1f} s, {memory:,.0f} MB"))
     options.terminal().print(options.rows_table(("measured", "found"), rows, title))
@@ -173,16 +165,12 @@ def _uniform(spec: str) -> Prepared:
     """``uniform`` or ``uniform:230x256x64``."""
     from abps.lab import speed
 
-    _, _, sizes = spec.partition(":")
-    try:
-        numbers = [int(part) for part in sizes.split("x")] if sizes else []
-    except ValueError:
-        numbers = [0]
-    if len(numbers) not in (0, 3) or any(number < 1 for number in numbers):
+    found = re.fullmatch(r"uniform(?::([1-9]\d*)x([1-9]\d*)x([1-9]\d*))?", spec)
+    if found is None:
         raise RequestError(
             f"--data {spec}: write uniform:CENTERSxROWSxFEATURES, for instance uniform:230x256x64"
         )
-    return speed.uniform(*numbers)
+    return speed.uniform(*(int(number) for number in found.groups() if number))
 
 
 def benchmark(
@@ -296,21 +284,14 @@ def drift(
     label = label or roles.get("label")
     if label is None:
         raise RequestError(f"--data {data}: name the column to predict with --label COL")
+    eras, compared = (pair[0], pair[1]) if pair else None, options.split(columns)
     question = analysis.Question(
-        label=label,
-        center=center or roles.get("center"),
-        group=group or roles.get("group"),
-        time=time or roles.get("time"),
-        era=era,
-        between=(pair[0], pair[1]) if pair else None,
-        columns=options.split(columns),
-        window_years=window,
-        deviations=deviations,
-    )
+        label, center or roles.get("center"), group or roles.get("group"), time or roles.get("time"), era, eras,
+        compared, window, deviations,
+    )  # fmt: skip
     found = analysis.analyse(table, question)
-    content = found.to_json()
-    drawings = report.draw_all(found)
-    html = report.report(found, drawings, f"Drift in {Path(data).stem if not is_builtin(data) else data}")
+    content, drawings = found.to_json(), report.draw_all(found)
+    html = report.report(found, drawings, f"Drift in {data if is_builtin(data) else Path(data).stem}")
     files.folder(out)
     for drawing in drawings.values():
         drawing.save(out, "drift-")
@@ -338,23 +319,13 @@ def _read(data: str) -> tuple[pl.DataFrame, dict[str, str]]:
 def _say(found: Drift) -> None:
     from abps.report.pages.document import p_value
 
-    rows = (
-        (
-            shift.column,
-            f"{shift.test.count[0]:,} | {shift.test.count[1]:,}",
-            f"{shift.test.mean[0]:.4g} | {shift.test.mean[1]:.4g}",
-            *(p_value(p) for p in (shift.p, shift.p_holm)),
-            f"{shift.test.sd[0]:.3g} | {shift.test.sd[1]:.3g}",
-            *(p_value(p) for p in (shift.spread_p, shift.spread_p_holm)),
-        )
-        for shift in found.shifts
-    )
-    head = ("column", "stays", "mean", "p", "p (Holm)", "SD", "p", "p (Holm)")
+    rows = []
+    for shift in found.shifts:
+        test, p = shift.test, (p_value(shift.p_holm), p_value(shift.spread_p_holm))
+        pairs = (f"{a:{form}} | {b:{form}}" for (a, b), form in ((test.count, ","), (test.mean, ".4g")))
+        rows.append((shift.column, *pairs, p[0], f"{test.sd[0]:.3g} | {test.sd[1]:.3g}", p[1]))
+    head = ("column", "stays", "mean", "p (Holm)", "SD", "p (Holm)")
     console = options.terminal()
     console.print(options.rows_table(head, rows, f"{found.between[0]} compared with {found.between[1]}"))
     for column, reason in found.skipped:
         console.print(f"not compared: {column} ({reason})")
-    if found.outcome is not None:
-        o = found.outcome
-        noise = f"(sampling alone: {o.between_noise:.4f})"
-        console.print(f"outcome divergence between centers or groups: {o.between:.4f} nats {noise}")
