@@ -286,8 +286,8 @@ def drift(
         raise RequestError(f"--data {data}: name the column to predict with --label COL")
     eras, compared = (pair[0], pair[1]) if pair else None, options.split(columns)
     question = analysis.Question(
-        label, center or roles.get("center"), group or roles.get("group"), time or roles.get("time"), era, eras,
-        compared, window, deviations,
+        label, center or roles.get("center"), group or roles.get("group"), time or roles.get("time"),
+        era, eras, compared, window, deviations,
     )  # fmt: skip
     found = analysis.analyse(table, question)
     content, drawings = found.to_json(), report.draw_all(found)
