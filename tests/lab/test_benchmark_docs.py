@@ -55,3 +55,16 @@ def test_all_real_federations_and_the_rivals_are_there(frames):
         assert wanted | {"abps-pq-k1", "random-k1", "abps-plus"} <= set(counts["method"])
     assert {"fedmap", "pfedgraph", "ditto"} <= set(frame.filter("real")["method"])
     assert frame.group_by("federation", "method").len()["len"].max() == 1
+
+
+def test_the_generators_default_differs_as_real_hospitals_do(frames):
+    """Its intercepts and coefficients scatter as those of the real federations do, from the first decile to
+    the last."""
+    known, found = suite(), frames["anatomy"]
+    names = found["federation"].to_list()
+    real = found.filter(pl.Series([name in known and known[name].real for name in names]))
+    default = found.filter(pl.col("federation") == "world-default").row(0, named=True)
+    assert real.height == 11
+    for column in ("intercept_sd", "slope_sd"):
+        low, high = (float(real[column].quantile(q)) for q in (0.1, 0.9))
+        assert low <= default[column] <= high

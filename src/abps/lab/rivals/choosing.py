@@ -1,4 +1,5 @@
-"""What methods share that choose whom to hear: draws of peers, their models judged on own rows, a trail."""
+"""What methods share that choose whom to hear, or one of K models or heads: draws of peers, models judged on
+own rows, a trail."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from abps.core.matching import MatchingPlan
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Decisions, Floats, Ints
 from abps.methods.pairing import trail_of
+from abps.models.layout import Layout
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import Mixtures
 
@@ -89,3 +91,43 @@ def trail_with(score: Floats, count: Floats | None = None) -> Callable[[Matching
         return found, nothing, nothing if count is None else count[center, peer]
 
     return lambda plan: trail_of(plan, numbers)
+
+
+def head_start(layout: Layout, head_layers: int) -> int:
+    """The first column of the last ``head_layers`` layers; 0 where that is all of them."""
+    starts = layout.layer_starts
+    return starts[-head_layers] if head_layers < len(starts) else 0
+
+
+def spread_out(start: Weights, clusters: int, spread: float, seed: int) -> Weights:
+    """(K, columns) copies of a model (columns,), each moved by noise of its own; the same for all who know
+    the seed."""
+    noise = [
+        streams.generator(seed, "clusters", k).standard_normal(len(start), dtype=np.float32)
+        for k in range(clusters)
+    ]
+    return start + spread * np.stack(noise)
+
+
+def choose(context: Context, own: Weights, options: Weights, judge: Judge) -> Ints:
+    """(r,) which option has the smallest loss on a center's own rows; the first of equals.
+
+    own: (r, P), whose columns after those of the options are a center's own.
+    options: (r, K, columns) of each, or (K, columns) the same for all.
+    """
+    found: Floats = np.stack(
+        [losses_of(context, own, options[..., k, :], judge) for k in range(options.shape[-2])], axis=1
+    )
+    return np.argmin(found, axis=1)
+
+
+def losses_of(context: Context, own: Weights, option: Weights, judge: Judge) -> Floats:
+    """(r,) the loss of an option, (columns,) or (r, columns), on every center's own rows."""
+    everyone = np.arange(context.r)
+    by = everyone if option.ndim == 2 else np.zeros(context.r, dtype=np.int64)
+    return losses(context, own, np.atleast_2d(option), everyone, by, judge)
+
+
+def under_head(option: Weights, own: Weights) -> Weights:
+    """(r, P) models whose first columns are an option (r, columns), the rest a center's own."""
+    return np.concatenate([option, own[:, option.shape[1] :]], axis=1)

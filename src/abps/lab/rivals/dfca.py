@@ -16,8 +16,7 @@ import numpy as np
 from abps.core import streams
 from abps.core.arrays import Weights, lerp
 from abps.core.errors import FROM_0, FROM_1, RequestError
-from abps.lab.rivals.choosing import Judge
-from abps.lab.rivals.several_models import choose, spread_out, under_head
+from abps.lab.rivals.choosing import Judge, choose, spread_out, under_head
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 

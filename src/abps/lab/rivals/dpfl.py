@@ -24,8 +24,7 @@ from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import FROM_1
 from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, drawn, trail_with
-from abps.lab.rivals.several_models import losses_of
+from abps.lab.rivals.choosing import Judge, drawn, losses_of, trail_with
 from abps.methods.base import Context, Floats, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 

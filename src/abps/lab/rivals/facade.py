@@ -21,8 +21,7 @@ from abps.core import matching
 from abps.core.arrays import Weights
 from abps.core.errors import FROM_0, FROM_1, RequestError
 from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge
-from abps.lab.rivals.several_models import choose, head_start, spread_out
+from abps.lab.rivals.choosing import Judge, choose, head_start, spread_out
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from abps.core.arrays import Weights, repeated
 from abps.core.errors import FROM_0, FROM_1
-from abps.lab.rivals.choosing import Judge
-from abps.lab.rivals.several_models import choose, spread_out, under_head
+from abps.lab.rivals.choosing import Judge, choose, spread_out, under_head
 from abps.methods.averaging import weighted_mean
 from abps.methods.base import Context, Floats, Ints, Models, Wire
 from abps.methods.star import Server, StarMethod
