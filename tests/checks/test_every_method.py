@@ -129,7 +129,6 @@ EDGE: dict[str, float | str] = {
     "decefl-changing": 1.0,
     "dpsgd": 1.0,
     "pfedgraph": 1.0,
-    "pfedgraph-p": P,
     "fedper": P,
     "fedrep": P,
     "fedavg-p": P,
@@ -155,10 +154,8 @@ def bytes_are_those_of_the_method(ready, case: str, result: Run) -> None:
         "fedfomo": spent.directed == ROUNDS * (1 + 5) * fedavg and spent.edge == spent.directed // 2,
         "dpfl": spent.directed == 5 * fedavg,  # one search in two rounds, among all others
         "facade": spent.edge == ROUNDS * 4 / 2 * fedavg,
-        "facade-r1": spent.edge == ROUNDS * 1 / 2 * fedavg,
     }
-    for pairs in ("ehrfl", "dac-k1"):
-        expected[pairs] = spent.edge == ROUNDS * fedavg / 2
+    expected["ehrfl"] = spent.edge == ROUNDS * fedavg / 2
     for two_links in ("defta", "wpfed"):  # made greedily: at most one center is left with a place to spare
         expected[two_links] = 5 / 6 * ROUNDS * fedavg <= spent.edge <= ROUNDS * fedavg
     assert expected.get(case, True)

@@ -27,8 +27,7 @@ _NAMES = (
     "fedavg-pq fedavg-x fedprox fedper random-k1 random-k3 group-oracle-k1 abps abps-p abps-q abps-pq-k1 "
     "abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x abps-plus feddyn moon bnn fedavgm scaffold fedrep "
     "ditto fedmap clustered odal glmm boosting decefl defta wpfed dpsgd gossip abps-k1-rests "
-    "abps-k1-never-rests pfedgraph dac dac-var dac-k1 ifca fedfomo fedfomo-k1 ehrfl dfca dfca-k1 dpfl pens "
-    "pens-k1 facade facade-r1 pfedgraph-p ifca-p pens-p"
+    "abps-k1-never-rests pfedgraph dac ifca fedfomo ehrfl dfca dpfl pens facade"
 )
 NAMES: Final = _NAMES.split()
 

@@ -39,50 +39,21 @@ from abps.models.training import Training
 #: Does rest pay? Without the exploration bonus, which hides low beliefs, centers decline peers that harm.
 _RESTS: Final = ABPS(selection=Selection(kappa=1, gamma=0.0), wire=Wire("bf16", private_layers=1))
 
-#: Methods that choose whom to work with, at their authors' communication budget and with one partner.
+#: Methods that choose whom to work with, at their authors' communication budget.
 _CHOOSERS: Final[dict[str, Entry]] = {
     "pfedgraph": Entry(
         PFedGraph(), "star", "a server mixes each its own model, by cosines", "Ye et al. 2023"
     ),
     "dac": Entry(DAC(), "p2p", "five peers drawn by their loss on own rows", "Zec et al. 2022"),
-    "dac-var": Entry(DAC(schedule="rising"), "p2p", "… ever more by it", "Zec et al. 2022"),
-    "dac-k1": Entry(
-        DAC(peers=1, links="mutual", standardise=True, tau=1.0),
-        "p2p",
-        "… one partner, scores standardised",
-        "Zec et al. 2022",
-    ),
     "ifca": Entry(IFCA(), "star", "six models, each center in the one that fits", "Ghosh et al. 2020"),
     "fedfomo": Entry(
         FedFomo(), "star", "a server hands on five models that lowered the own loss", "Zhang et al. 2021"
     ),
-    "fedfomo-k1": Entry(FedFomo(peers=1, links="pull"), "p2p", "… one, heard directly", "Zhang et al. 2021"),
     "ehrfl": Entry(EHRFL(), "p2p", "pairs among the ten with the most alike mean patient", "Kim et al. 2026"),
     "dfca": Entry(DFCA(), "p2p", "six models gossiped, each center in one", "Kirsch et al. 2025"),
-    "dfca-k1": Entry(DFCA(most=1), "p2p", "… to one peer a round", "Kirsch et al. 2025"),
     "dpfl": Entry(DPFL(), "p2p", "the best set of all, by greedy search (a bound)", "Kharrat et al. 2025"),
     "pens": Entry(PENS(), "p2p", "peers that were often the best of ten", "Onoszko et al. 2021"),
-    "pens-k1": Entry(
-        PENS(sampled=2, best=1, later=1), "p2p", "… of two, then one a round", "Onoszko et al. 2021"
-    ),
 }
-
-
-def _private(entry: Entry) -> Entry:
-    """The same with a private last layer."""
-    wire = replace(entry.config.line, private_layers=1)
-    config = replace(entry.config, wire=wire)  # type: ignore[call-arg]
-    return replace(entry, config=config, summary=f"{entry.summary}, private head")
-
-
-#: Methods that choose among models or heads that all share.
-_HEADS: Final[dict[str, Entry]] = {
-    "facade": Entry(Facade(), "p2p", "one trunk, six heads, four random neighbours", "Biswas et al. 2025"),
-    "facade-r1": Entry(Facade(degree=1), "p2p", "… one neighbour", "Biswas et al. 2025"),
-}
-
-#: With a private head, as our own methods have one; for the others set ``private_layers=1``.
-PRIVATE_FORMS: Final = {f"{name}-p": _private(_CHOOSERS[name]) for name in ("pfedgraph", "ifca", "pens")}
 
 RIVALS: Final[dict[str, Entry]] = {
     "feddyn": Entry(FedDyn(), "star", "losses bent towards one common optimum", "Acar et al. 2021"),
@@ -114,6 +85,5 @@ RIVALS: Final[dict[str, Entry]] = {
         "control",
     ),
     **_CHOOSERS,
-    **_HEADS,
-    **PRIVATE_FORMS,
+    "facade": Entry(Facade(), "p2p", "one trunk, six heads, four random neighbours", "Biswas et al. 2025"),
 }

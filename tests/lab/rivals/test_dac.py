@@ -95,13 +95,10 @@ def test_bytes_and_trail(tiny) -> None:
     assert run.bytes.control == 2 * 6 * 2 * (16 + 4 * 6)
     asked = run.decisions.filter(run.decisions["decision"] == "proposed")
     assert len(asked) == 2 * 6 * 2 and asked["score"].max() > 0
-    half = simulate(tiny, "dac-k1", 11, 2)
+    half = simulate(tiny, DAC(peers=1, links="mutual", standardise=True, tau=1.0), 11, 2)
     assert half.bytes.edge == 2 * 3 * frame and half.bytes.directed == 2 * half.bytes.edge
 
 
-def test_rising(context) -> None:
-    method = DAC(schedule="rising", tau=30)
-    assert method.sharpness(0) == pytest.approx(1.0)
-    assert method.sharpness(1000) == pytest.approx(31.0)
+def test_bad_settings() -> None:
     with pytest.raises(RequestError, match="at least 1"):
         DAC(peers=0)

@@ -5,7 +5,7 @@ it knows nothing of; receives them; records their scores; and averages its model
 Two-hop: of members that it has never drawn it takes over the score that the best of these has for them;
 a row of n numbers travels with every model, and is booked as control bytes.
 
-``schedule=rising`` (dac-var): tau rises from 1 to tau + 1. ``standardise`` compares z-scores of the scores a
+``standardise`` compares z-scores of the scores a
 center has seen, the unknown counting as average: losses of hospitals differ by hundredths, and with tau = 30
 raw scores leave one choice.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class State(Models):
 
 @dataclass(frozen=True)
 class DAC(PeerMethod):
-    """peers: how many a center hears.  tau: how much scores decide.  schedule: constant or rising.
+    """peers: how many a center hears.  tau: how much scores decide.
 
     two_hop: whether scores are passed on.  standardise: as above.  judge: the rows on which scores are
     measured.
@@ -49,7 +49,6 @@ class DAC(PeerMethod):
 
     peers: int = 5
     tau: float = 30.0
-    schedule: Literal["constant", "rising"] = "constant"
     two_hop: bool = True
     standardise: bool = False
     judge: Judge = "train"
@@ -77,16 +76,10 @@ class DAC(PeerMethod):
         nothing = np.zeros((context.r, context.n))
         return State(context.common_start(), nothing, nothing)
 
-    def sharpness(self, t: int) -> float:
-        """tau in round t."""
-        if self.schedule == "constant":
-            return self.tau
-        return 2.0 * self.tau / (1.0 + float(np.exp(-0.2 * t))) - self.tau + 1.0
-
     def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """Peers in the order of draws by their scores."""
         scaled = zscores(state.score) if self.standardise else state.score
-        rankings = drawn(context, self.sharpness(t) * scaled, t)
+        rankings = drawn(context, self.tau * scaled, t)
         return Preferences(rankings, trail=trail_with(state.score, state.count))
 
     def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
