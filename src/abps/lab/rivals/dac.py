@@ -5,9 +5,8 @@ it knows nothing of; receives them; records their scores; and averages its model
 Two-hop: of members that it has never drawn it takes over the score that the best of these has for them;
 a row of n numbers travels with every model, and is booked as control bytes.
 
-``standardise`` compares z-scores of the scores a
-center has seen, the unknown counting as average: losses of hospitals differ by hundredths, and with tau = 30
-raw scores leave one choice.
+``standardise`` compares z-scores of the scores a center has seen, the unknown counting as average: losses of
+hospitals differ by hundredths, and with tau = 30 raw scores leave one choice.
 """
 
 from __future__ import annotations
