@@ -231,7 +231,7 @@ def _compute(
     for share in itertools.islice(itertools.cycle(own), setup.jobs):
         shares.put(share)
     with contextlib.ExitStack() as stack:
-        run = map
+        run: Any = map
         if setup.jobs > 1:
             run = stack.enter_context(ProcessPoolExecutor(setup.jobs, context, _take_cores, (shares,))).map
         for world, seconds in zip(worlds, run(work, worlds)):

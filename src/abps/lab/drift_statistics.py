@@ -175,7 +175,8 @@ def outcome_divergence(rates: ArrayLike, sizes: ArrayLike, groups: ArrayLike) ->
         pairs += np.bincount(same, minlength=2)
     with np.errstate(invalid="ignore"):
         mean = sums / pairs[:, None]
-    return OutcomeDivergence(*mean.T.ravel().tolist(), *pairs.tolist())
+    (between, within), (between_noise, within_noise) = mean.T.tolist()
+    return OutcomeDivergence(between, within, between_noise, within_noise, int(pairs[0]), int(pairs[1]))
 
 
 # --- two labellings of the same rows ----------------------------------------------------------------

@@ -105,10 +105,11 @@ def blocks(frames: dict[str, pl.DataFrame]) -> dict[str, str]:
 def spent(frames: dict[str, pl.DataFrame]) -> str:
     """How many runs there were, and how long they took."""
     frame = frames["benchmark"]
-    said = f"{frame['repeats'].sum():,} cross-fitted runs ({frame['federation'].n_unique()} federations, "
-    said += f"{frame['repeats'].min()} repeats)"
+    repeats = frame["repeats"].to_numpy()
+    said = f"{repeats.sum():,} cross-fitted runs ({frame['federation'].n_unique()} federations, "
+    said += f"{repeats.min()} repeats)"
     if "machine" in frames:
-        said += f", {frames['machine']['cpu_seconds'].sum() / 60.0:,.0f} minutes of processor time"
+        said += f", {frames['machine']['cpu_seconds'].to_numpy().sum() / 60.0:,.0f} minutes of processor time"
     return said + "."
 
 
@@ -216,7 +217,7 @@ def spread(frames: dict[str, pl.DataFrame]) -> str:
         return ""
     own, said = frame.filter(pl.col("federation") == "world-default").row(0, named=True), []
     for column, word in (("intercept_sd", "intercepts"), ("slope_sd", "coefficients")):
-        low, middle, high = real[column].quantile(0.25), real[column].median(), real[column].quantile(0.75)
+        low, middle, high = np.quantile(real[column].to_numpy(), (0.25, 0.5, 0.75))
         said.append(f"{word} {middle:.2f} (half of them {low:.2f} to {high:.2f}), here {own[column]:.2f}")
     return f"Standard deviation between the hospitals of a real federation, median: {'; '.join(said)}."
 
