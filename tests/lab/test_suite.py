@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from abps.core.errors import RequestError
-from abps.lab.suite import make_federation, missing, read_description, smaller, suite
+from abps.lab.suite import Description, make_federation, missing, read_description, smaller, suite
 
 OWN = """
 name = "mine"
@@ -80,7 +80,7 @@ def test_bad_descriptions_get_one_sentence(tmp_path, text, says):
 
 
 def test_large_federations_are_cut_to_whole_hospitals():
-    whole = make_federation(suite()["world-mild"], None, 1)
+    whole = make_federation(Description("large", synthetic="icu-synthetic:centers=40"), None, 1)
     part = smaller(whole, 5000)
     assert smaller(whole, 0) is whole and smaller(whole, whole.rows) is whole
     assert 4000 < part.rows <= 5000 and part.size < whole.size and set(part.centers) < set(whole.centers)
