@@ -22,19 +22,19 @@ def small() -> Iterator[None]:
     """The same studies with fewer runs and rounds."""
     real = studies.play
 
-    def shorter(bandits, replicates, seed, name, progress):  # type: ignore[no-untyped-def]
+    def shorter(bandits, replicates, seed, name):  # type: ignore[no-untyped-def]
         short = [dataclasses.replace(b, horizon=min(b.horizon, 2000)) for b in bandits]
-        return real(short, 3, seed, name, progress)
+        return real(short, 3, seed, name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studies, "COUNTS", (1, 10, 100))
         patch.setattr("abps.report.pages.theory_page.COUNTS", (1, 10, 100))
         patch.setattr(studies, "HORIZONS", (100, 300, 1000))
         patch.setattr(studies, "play", shorter)
-        patch.setattr(studies.coverage, "__defaults__", (200, studies._silent))
-        patch.setattr(studies.monitoring, "__defaults__", (200, 500, studies._silent))
-        patch.setattr(studies.filter_losses, "__defaults__", (50, 230, 0.25, studies._silent))
-        patch.setattr(studies.transition, "__defaults__", (2, studies._silent))
+        patch.setattr(studies.coverage, "__defaults__", (200,))
+        patch.setattr(studies.monitoring, "__defaults__", (200, 500))
+        patch.setattr(studies.filter_losses, "__defaults__", (50, 230, 0.25))
+        patch.setattr(studies.transition, "__defaults__", (2,))
         yield
 
 
