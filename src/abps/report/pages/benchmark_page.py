@@ -179,6 +179,8 @@ def claims(contrasts: pl.DataFrame) -> str:
     interval says yes or the opposite, and what follows."""
     rows, asked = [], [question for question, _, _ in QUESTIONS[:2]]
     contrasts = contrasts.filter(pl.col("question").is_in(asked))
+    if not contrasts.height:
+        return "The methods of the two claims were not run."
     for (question, real), part in contrasts.group_by("question", "real", maintain_order=True):
         row, said = [str(question), f"{part.height} {'real' if real else 'generated'}"], []
         for name in ("auroc", "loss"):
