@@ -23,8 +23,9 @@ from abps.wire.fields import Fields
 SHORTEN, EXCLUDE = 1.8, 3.0
 
 #: Numbers of a score are cut at so many standard deviations of all members if what is cut adds up to so many
-#: standard errors of the sum, in columns of which most members know something: their standard deviation
-#: exceeds this share of the one expected.
+#: standard errors of the sum in one column alone, of which most members know something: their standard
+#: deviation exceeds this share of the one expected. Hospitals that truly differ do so in several columns; to
+#: cut these would hide them from the search for clusters.
 FARTHEST_NUMBER, FARTHEST_SUM, COMMON_COLUMN = 2.0, 3.0, 0.5
 
 #: Rows may differ by this factor from what a member reported, in medians of all.
@@ -148,7 +149,8 @@ def _bounded(
     common = (spread > COMMON_COLUMN) & (not state.clusters.fits)
     cut = np.clip(gap, *(FARTHEST_NUMBER * np.maximum(spread, 1.0) * np.array([[-1.0], [1.0]])))
     pushed = np.abs((unit * (gap - cut))[accepted].sum(axis=0)) > FARTHEST_SUM * size
-    return far, raw + unit * np.where(common & pushed, cut, gap)
+    aimed = common & pushed & (pushed.sum() == 1)
+    return far, raw + unit * np.where(aimed, cut, gap)
 
 
 def _weighted_median(values: Floats, weights: Floats) -> Floats:
