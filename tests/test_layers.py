@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -56,3 +57,16 @@ def test_forbidden_imports_are_seen(copy):
         "layers: imports point down only",
     ):
         assert contract in found
+
+
+def test_every_import_of_ours_leads_somewhere():
+    """Also those inside functions: a type checker that ignores missing packages does not see a module that moved."""
+    root = Path(__file__).parent.parent / "src"
+    lost = []
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("abps."):
+                place = root / Path(*node.module.split("."))
+                if not place.with_suffix(".py").exists() and not place.is_dir():
+                    lost.append(f"{path.name}:{node.lineno} {node.module}")
+    assert not lost

@@ -18,7 +18,7 @@ import msgspec
 from abps import files
 from abps.app.jobs import Job, command_words
 from abps.core.errors import RequestError
-from abps.study.study_file import as_toml
+from abps.study.records import as_toml
 
 #: Files that can be read as tables.
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx", ".xls")
