@@ -60,7 +60,7 @@ def test_forbidden_imports_are_seen(copy):
 
 
 def test_every_import_of_ours_leads_somewhere():
-    """Also those inside functions: a type checker that ignores missing packages does not see a module that moved."""
+    """Also those inside functions: a checker that ignores missing packages sees no module that moved."""
     root = Path(__file__).parent.parent / "src"
     lost = []
     for path in sorted(root.rglob("*.py")):
