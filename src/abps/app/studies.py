@@ -66,7 +66,7 @@ class Choices:
         return replace(self, columns={**self.columns, option: column})
 
     def options(self) -> dict[str, str | list[str]]:
-        """What every command that reads the table is told of its columns."""
+        """What every command that reads the table takes about its columns."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
         found = {**self.columns, **lists, **{name: getattr(self, name) for name in TEXTS}}
         return {name: value for name, value in found.items() if value}
