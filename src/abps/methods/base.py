@@ -179,13 +179,6 @@ class Context:
         return np.arange(self.n) if self.member_index is None else self.member_index
 
     @cached_property
-    def row(self) -> Ints:
-        """(n,) the row of every member, -1 where its rows are elsewhere."""
-        rows = np.full(self.n, -1)
-        rows[self.local_index] = np.arange(self.r)
-        return rows
-
-    @cached_property
     def self_mask(self) -> NDArray[np.bool_]:
         """(r, n) a center itself among the members."""
         return np.asarray(self.local_index[:, None] == np.arange(self.n))

@@ -94,7 +94,7 @@ class DAC(PeerMethod):
         score[to, by] = measured
         count[to, by] += 1
         if self.two_hop:
-            sent = state.score[context.row[by]]  # as it was when the model was sent
+            sent = state.score[by]  # as it was when the model was sent
             score = passed_on(score, count > 0, to, by, sent, context.self_mask)
         mixed = graphs.combine(trained.models, received.arrived, to, by, graphs.by_size(context, to, by))
         return StepResult(State(mixed, score, count))

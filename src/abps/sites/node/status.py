@@ -141,15 +141,6 @@ def _measure(facts: Mapping[str, str]) -> str:
     return parse_outcome(str(about.get("predicts", "binary"))).measure
 
 
-def summary_at(path: Path) -> dict[str, Any]:
-    """The same for a store that is opened only to be read."""
-    store = Store.look(path)
-    try:
-        return summary(store)
-    finally:
-        store.close()
-
-
 def sentence(entry: LogEntry) -> str:
     """One line of the audit log: when, what, to whom, how many bytes, why."""
     if entry.kind in (EntryKind.DECISION, EntryKind.RESTORED):
