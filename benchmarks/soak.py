@@ -3,16 +3,17 @@
 Provisions a network on the loopback address (mutual TLS, one process per participant), runs one study of the
 flagship after the other under masked sums, each in as many jobs as it takes, and harms it at random
 meanwhile. After every job all stores are looked through: no result of an exchange is lost or different at two
-sites, every log verifies. At the end it prints one JSON object with what happened, and the growth of memory
-and logs.
+sites, every log verifies. After every study it adds what happened to a CSV file; at the end it prints one
+JSON object, with the growth of memory and logs.
 
-    python benchmarks/soak.py --exchanges 200 --sites 4 --seed 7
+    python benchmarks/soak.py --exchanges 200 --sites 4 --seed 7 --csv benchmarks/results/soak.csv
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import json
 import random
 import sys
@@ -64,6 +65,7 @@ class Story:
     rounds: int = 0
     harms: Counter[str] = field(default_factory=Counter)
     absences: int = 0
+    verified: int = 0  # stores that were looked through and found in order, over all jobs
     memory: list[float] = field(default_factory=list)  # MB of the largest job process, by job
     logs: list[float] = field(default_factory=list)  # MB of all logs, by job
     stores: list[float] = field(default_factory=list)  # MB of all stores, by job
@@ -145,14 +147,20 @@ def _signal(family: list[psutil.Process], what: str) -> None:
             getattr(process, what)()
 
 
-def soak(folder: Path, plan: RehearsalPlan, exchanges: int, harm: Harm, seed: int) -> Story:
-    """Run studies on a network that is harmed, and look through all stores after every job."""
+def soak(
+    folder: Path, plan: RehearsalPlan, exchanges: int, harm: Harm, seed: int, out: Path | None = None
+) -> Story:
+    """Run studies on a network that is harmed, and look through all stores after every job.
+
+    plan.seconds: no study begins later than that.
+    """
     story, rng, port = Story(), random.Random(seed), free_port()
+    until = time.monotonic() + plan.seconds
     network, first = prepare(folder, plan, "localhost", port)
     with own_home(folder / "home"), running(Processes(network, port)) as processes:
         processes.start_all(LONG)
         kinds = _turns(harm.kinds, rng)
-        while story.rounds < exchanges:
+        while story.rounds < exchanges and time.monotonic() < until:
             story.studies += 1
             agreement = replace(first, study=f"soak-{story.studies}", seed=seed + story.studies)
             before: dict[str, dict] = {}
@@ -169,12 +177,32 @@ def soak(folder: Path, plan: RehearsalPlan, exchanges: int, harm: Harm, seed: in
                 processes.wait_for(list(network.sites), LONG)
                 _released(network)
                 before = inspect(network, agreement.study, before)
+                story.verified += len(before)
                 story.memory.append(round(max(largest or [0.0]), 1))
                 story.logs.append(_size(folder / "kits", "log*"))
                 story.stores.append(_size(folder / "stores", "*"))
                 print(json.dumps(story.to_json()), file=sys.stderr, flush=True)
             story.rounds += _furthest(network, agreement.study)
+            _record(out, seed, story)
     return story
+
+
+def _record(out: Path | None, seed: int, story: Story) -> None:
+    """Add a row with everything since the soak began: a soak that is stopped leaves what it has seen."""
+    if out is None:
+        return
+    row = {
+        "seed": seed, "studies": story.studies, "exchanges": story.rounds, "jobs": story.jobs,
+        "jobs lost": story.lost, "absences": story.absences, "stores verified": story.verified,
+        **{kind: story.harms[kind] for kind in HARMS},
+        "MB at first": story.memory[0], "MB at last": story.memory[-1], "MB at most": max(story.memory),
+    }  # fmt: skip
+    new = not out.is_file()
+    with out.open("a", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, row)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def _job(processes: Processes, agreement: Agreement, story: Story) -> bool:
@@ -284,14 +312,18 @@ def main() -> None:
     arguments.add_argument("--harms", default=",".join(HARMS), help="which harms, with commas between")
     arguments.add_argument("--keep", type=Path, help="work in this folder, and leave it")
     arguments.add_argument("--pause", type=float, default=120.0, help="seconds of a pause")
+    arguments.add_argument("--minutes", type=float, default=1e4, help="begin no study later than that")
+    arguments.add_argument("--csv", type=Path, help="add a row after every study to this file")
     given = arguments.parse_args()
     settings = {"model": "gam", "secure": "yes"}
-    plan = RehearsalPlan(given.sites, "soak", "abps-plus", settings, 20, stays=200, seconds=1e6)
+    plan = RehearsalPlan(
+        given.sites, "soak", "abps-plus", settings, 20, stays=200, seconds=60 * given.minutes
+    )
     harm = Harm(tuple(given.harms.split(",")), given.every, given.pause)
     with (
         tempfile.TemporaryDirectory() if given.keep is None else contextlib.nullcontext(given.keep) as folder
     ):
-        story = soak(Path(folder), plan, given.exchanges, harm, given.seed)
+        story = soak(Path(folder), plan, given.exchanges, harm, given.seed, given.csv)
     print(json.dumps(story.to_json()))
 
 

@@ -1,5 +1,6 @@
 """Places that cannot be written to, and names that look like markup: one sentence, or plain text."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -61,11 +62,7 @@ def test_a_study_may_have_a_name_with_brackets(name, capsys, monkeypatch):
         "refused": [{"peer": name, "reason": name, "count": 1}],
     }  # fmt: skip
 
-    class Store:
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(site_hospital, "study_store", lambda kit, study: Store())
+    monkeypatch.setattr(site_hospital, "study_store", lambda kit, study: contextlib.nullcontext())
     monkeypatch.setattr(site_hospital.account, "summary", lambda store: told)
     code, out, err = call(capsys, "site", "status", "kit")
     assert code == 0, err

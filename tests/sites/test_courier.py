@@ -23,7 +23,6 @@ from abps.sites.consent.approval import decide
 from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.kit import REVOKED
-from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.courier import sealed, study
@@ -71,13 +70,10 @@ class Hospitals:
 
     def __init__(self, four, kits, folder: Path, agreement) -> None:
         self.four, self.kits, self.folder, self.agreement = four, kits, folder, agreement
-        signed = sign(Proposal(agreement.study, agreement, four.names), read_signer(kits.operator))
-        self.digest = signed.proposal.digest()
-        certificates = {
-            name: (kit / "startup" / "client.crt").read_text() for name, kit in kits.sites.items()
-        }
         self.file = folder / "study.json"
-        self.file.write_text(json.dumps(study.study_file(signed, certificates)))
+        self.digest = study.propose_study(
+            kits.operator, kits.authority.parent, agreement, four.names, self.file
+        )
         for name in four.names:
             kit, roles = self.kit(name), four.roles
             (kit / "local").mkdir(parents=True)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.codebook import Codebook, Column, joining, merged
 from abps.sites.consent import keys, sharing, sitefile
 from abps.sites.consent.keys import seal, unseal
 from abps.sites.consent.proposal import Proposal, sign
@@ -169,18 +168,6 @@ def test_people_get_time_to_share():
     assert sorted(found["codebooks"]) == ["north", "south"] and 30 <= line.clock < 40
     with pytest.raises(RequestError, match="no site has sent a codebook"):
         gather(Slowly({}), ["north"], Timeouts())
-
-
-def test_what_a_late_site_has_to_know():
-    study = Codebook((Column("age", "number"), Column("sex", "level", "f")), (), True, None, False, 10)
-    study = replace(study, events=("1",), others=("0",))
-    assert joining(study, study) == []
-    own = replace(study, columns=(Column("age", "number"), Column("ward", "flag")), time=False)
-    lacks, more = joining(study, replace(own, time=True))
-    assert "has not sex" in lacks and "does not read its ward" in more
-    assert "time column" in joining(study, own)[0]
-    assert "the other way round" in joining(study, replace(study, events=("0",), others=("1",)))[0]
-    assert merged([study, study]).columns == study.columns
 
 
 def test_wrong_requests(hospitals_of_two, tmp_path, capsys):

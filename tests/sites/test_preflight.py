@@ -22,6 +22,7 @@ from abps.sites.consent import preflight
 from abps.sites.flare import kits
 from abps.sites.flare.authority import Authority
 from abps.sites.flare.rehearsal import free_port
+from abps.sites.node import status
 from abps.sites.node.status import NOW, StatusFile, read_status
 
 from .test_cli import call
@@ -316,7 +317,7 @@ def test_the_relays_port_is_taken(made, relay, tmp_path, capsys):
         assert ended.value.code == 2 and "cannot listen on port" in capsys.readouterr().err
 
 
-def test_what_a_job_is_waiting_for(north, made, capsys):
+def test_what_a_job_is_waiting_for(north, made, capsys, monkeypatch):
     code, found = told(capsys, north)
     assert found["job"] == ("ok", "no job has run from this kit yet")
     board = StatusFile(north / "local", "icu")
@@ -329,7 +330,9 @@ def test_what_a_job_is_waiting_for(north, made, capsys):
     assert (
         found["job"][0] == "ok" and "study icu, round 3: uploading to the coordinator for" in found["job"][1]
     )
-    code, found = told(capsys, north, "--after", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(status, "STUCK", 0.0)
+        code, found = told(capsys, north)
     assert code == 3 and found["job"][0] == "fail" and "look at the logs" in found["job"][1]
     path = north / "local" / NOW
     gone = json.loads(path.read_text()) | {"process": 2**22 + 1, "waiting": ["south"]}

@@ -188,9 +188,7 @@ def test_wrong_rehearsals(tmp_path, capsys):
         (("--rounds", 0), "--rounds 0"),
         (("--stays", 5), "at least 60"),
         (("--limit", 0), "0 seconds: choose at least 1"),
-        (("--method", "wpfed", "--model", "mlp"), "does not run between sites"),
-        (("--only", "tables"), "choose prepare or job"),
-        (("--only", "job"), "was not prepared"),
+        (("--method", "wpfed", "--set", "model=mlp"), "does not run between sites"),
         (("--out", tmp_path / "full"), "choose a new or empty folder"),
     ):
         code, out, err = call(capsys, "site", "rehearse", "--out", tmp_path / "new", *arguments)
@@ -199,7 +197,7 @@ def test_wrong_rehearsals(tmp_path, capsys):
 
 
 def test_containers_that_start_again_find_what_was_prepared(tmp_path, capsys):
-    arguments = ("site", "rehearse", "--out", tmp_path / "new", "--only", "prepare", "--sites", 3)
+    arguments = ("site", "rehearse", "--out", tmp_path / "new", "--prepare-for", "relay", "--sites", 3)
     assert call(capsys, *arguments)[0] == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "new").rglob("*")}
     assert call(capsys, *arguments)[0] == 0

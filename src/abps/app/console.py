@@ -42,9 +42,6 @@ DECISIONS = {
     "approve": JournalEvent.APPROVED, "refuse": JournalEvent.REFUSED, "withdraw": JournalEvent.WITHDRAWN,
 }  # fmt: skip
 
-#: Seconds in one step after which a job counts as stuck, as ``abps site check`` has it.
-STUCK = 300.0
-
 
 def _kit(request: Request) -> Path:
     kit: Path = request.app.state.kit
@@ -100,7 +97,7 @@ def _now(request: Request) -> list[Check]:
         kit, now = read_kit(_kit(request)), datetime.datetime.now(datetime.UTC)
         certificate = read_certificate(kit.certificate)
         days = preflight.of_certificate("certificate", certificate, now, preflight.RENEW_KEY)
-        return [days, *account.diagnose(kit, STUCK)]
+        return [days, *account.diagnose(kit)]
     return []
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Column, Table
@@ -39,30 +41,40 @@ Try all of it on one machine first: `abps site rehearse`
 The engine is an extra: `pip install 'abps[flare]'`.
 """
 
-#: The method of a study if none is named.
-METHOD = "abps-plus"
+COURIER = """A study without any connection: files that people carry (USB, SFTP, mail), signed and sealed.
 
-Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
-Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]
-By = Annotated[str, typer.Option(help="Name of the person who decides; it is recorded.")]
-Reason = Annotated[str, typer.Option(help="Why; it is recorded.")]
+1. The operator: `abps site courier propose --kit kits/operator@federation.example --kits kits --study icu
+--codebook north.json --codebook south.json --codebook east.json --out icu.study`
+
+2. Each hospital: `abps site courier in north icu.study`, then `abps site approve`
+
+3. Each hospital, in turn: `abps site courier out north --out to-send`, and with the files that the others
+sent: `abps site courier in north received/*.abps --out to-send`, until it says that the study is over
+"""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command and its parts."""
-    from abps.cli import site_courier, site_hospital, site_operator, site_support
+    from abps.cli import site_hospital as hospital
+    from abps.cli import site_operator as operator
 
     site = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
-    for command in (*site_hospital.COMMANDS, *site_operator.COMMANDS, *site_support.COMMANDS):
+    for command in (*hospital.COMMANDS, *operator.COMMANDS):
         site.command(command.__name__)(command)
-    site.add_typer(site_courier.app(), name="courier")
+    courier = typer.Typer(help=COURIER, no_args_is_help=True, rich_markup_mode="markdown")
+    courier.command("propose")(operator.propose)
+    courier.command("in")(hospital.take_in)
+    courier.command("out")(hospital.write_out)
+    courier.command("status")(hospital.courier_status)
+    site.add_typer(courier, name="courier")
     app.add_typer(site, name="site")
 
 
 def need_engine() -> None:
-    """Say what to install where the engine is not."""
+    """Say what to install where the engine is not; keep its loggers off the terminal where it is."""
     if importlib.util.find_spec("nvflare") is None:
         raise RequestError("NVIDIA FLARE is not installed here; run: pip install 'abps[flare]'")
+    logging.getLogger().addHandler(logging.NullHandler())  # without a handler they would write there
 
 
 def say(text: str) -> None:
@@ -70,13 +82,14 @@ def say(text: str) -> None:
     options.terminal(stderr=True).print(printable(text), soft_wrap=True)
 
 
-def emit(as_json: bool, summary: Any, *lines: str) -> None:
-    """Print the summary as one JSON line, or the lines for people."""
+def emit(as_json: bool, summary: Any, *lines: str) -> bool:
+    """Print the summary as one JSON line, or the lines for people. Returns whether it was JSON."""
     if as_json:
         typer.echo(json.dumps(summary))
-        return
-    for line in lines:
-        say(line)
+    else:
+        for line in lines:
+            say(line)
+    return as_json
 
 
 def show(summary: Mapping[str, Any]) -> None:
@@ -108,27 +121,29 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def own_file(where: Path) -> sitefile.SiteFile:
-    """The settings of the site whose kit or folder this is."""
-    return sitefile.read(local(where) / sitefile.FILE)
-
-
 def local(where: Path) -> Path:
     """The folder of a site's own file."""
     return where / "local" if (where / "local").is_dir() else where
 
 
-def study_store(where: Path, study: str | None) -> Store:
+def own_file(where: Path) -> sitefile.SiteFile:
+    """The settings of the site whose kit or folder this is."""
+    return sitefile.read(local(where) / sitefile.FILE)
+
+
+@contextlib.contextmanager
+def study_store(where: Path, study: str | None) -> Iterator[Store]:
     """The store of a study at the site whose kit or folder this is."""
     own = own_file(where)
     if study is not None:
-        return Store.look(own.store_of(study))
-    # Counts for common scales have a store of their own.
-    found = [path for path in sorted(Path(own.store).glob("*.sqlite")) if not path.stem.endswith("-scales")]
+        found = [own.store_of(study)]
+    else:  # counts for common scales have a store of their own
+        found = [p for p in sorted(Path(own.store).glob("*.sqlite")) if not p.stem.endswith("-scales")]
     if len(found) != 1:
         names = ", ".join(path.stem for path in found) or "none yet"
         raise RequestError(f"{own.site} takes part in {len(found)} studies ({names}); name one with --study")
-    return Store.look(found[0])
+    with contextlib.closing(Store.look(found[0])) as store:
+        yield store
 
 
 def read_codebook(path: Path) -> Codebook:

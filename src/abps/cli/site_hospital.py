@@ -1,60 +1,44 @@
-"""``abps site``, for hospitals: the own table, decisions about studies, running a site, results."""
+"""``abps site``, for hospitals: the own table, decisions about studies, running a site, results, help."""
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import datetime
 import json
-import math
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import polars as pl
 import typer
 
 from abps import files
-from abps.cli import options
+from abps.cli import options, site_command
 from abps.cli.app_command import need_pages
-from abps.cli.site_command import (
-    By,
-    Kit,
-    Reason,
-    Study,
-    emit,
-    local,
-    need_engine,
-    own_file,
-    read_codebook,
-    say,
-    show,
-    show_rows,
-    study_store,
-)
+from abps.cli.site_command import emit, need_engine, own_file, say, show, show_rows, study_store
 from abps.core.errors import RequestError
-from abps.data.harmonise import map_digest
-from abps.data.prepare import codebook, excluded_columns
-from abps.privacy.small_counts import MIN_CELL
-from abps.sites.consent import approval, preflight, sharing, sitefile
+from abps.data import harmonise as maps
+from abps.data.prepare import excluded_columns
+from abps.sites.consent import approval, keys, preflight, sharing, sitefile
 from abps.sites.consent import preview as values
-from abps.sites.consent.approval import ProposalRecord
 from abps.sites.consent.journal import JournalEvent
-from abps.sites.consent.keys import install_certificate, read_signer, request_certificate
 from abps.sites.consent.kit import Role, participant_kit, read_certificate, read_kit
 from abps.sites.consent.preflight import State
 from abps.sites.node import status as account
-from abps.sites.node.status import diagnose
 from abps.sites.store import audit
+from abps.sites.store.store import Store
 
 #: The exit code of a check that fails: neither a wrong request nor an internal error.
 FAILED = 3
 
-#: Seconds that the engine's process gets to end when it is asked to.
-GRACE = 20.0
-
+Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
 AnyKit = Annotated[Path, typer.Argument(help="The startup kit of a site, of the relay or of an operator.")]
+Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]
 Named = Annotated[str, typer.Argument(help="The study.")]
+By = Annotated[str, typer.Option(help="Name of the person who decides; it is recorded.")]
+Reason = Annotated[str, typer.Option(help="Why; it is recorded.")]
 Partner = Annotated[
     list[Path] | None, typer.Option(help="A partner's heads.json (from its export); repeat for several.")
 ]
@@ -101,33 +85,18 @@ def init(
     own = sitefile.SiteFile(
         site, str(table.absolute()), label, str((store or folder / "studies").absolute()), patient, time,
         options.split(drop), allow=options.split(allow), positive=positive, outcome=outcome,
-        duration=duration, proxy=proxy, harmonised=map_digest(table),
+        duration=duration, proxy=proxy, harmonised=maps.map_digest(table),
     )  # fmt: skip
-    found = own.labelled()
-    if found.doubt and positive is None:
+    if (doubt := own.labelled().doubt) and positive is None:
         # Another site may have read it the other way round; the model would then learn the contrary.
-        raise RequestError(f"{found.doubt}; say which value is the event with --positive")
-    rows = own.read_table()
-    book = replace(
-        codebook(rows, seed=0, min_cell=MIN_CELL),
-        events=found.event_words,
-        others=found.other_words,
-        harmonised=(own.harmonised,) if own.harmonised else (),
-    )
+        raise RequestError(f"{doubt}; say which value is the event with --positive")
+    rows, book = own.read_table(), values.codebook_of(own)
     files.write_json(folder / sitefile.CODEBOOK, book.to_json())
-    written = [own.write(folder), folder / sitefile.CODEBOOK]
+    written = [str(own.write(folder)), str(folder / sitefile.CODEBOOK)]
     kept_back = excluded_columns(rows, book)
-    summary = {
-        "site": site, "rows": rows.rows, "columns": len(book.columns), "excluded": kept_back,
-        "files": [str(path) for path in written],
-    }  # fmt: skip
-    emit(
-        as_json,
-        summary,
-        f"{site}: {rows.rows} rows, {rows.described}, {len(book.columns)} encoded columns",
-        *_kept_back(kept_back),
-        *(f"wrote {path}" for path in written),
-    )
+    facts = {"rows": rows.rows, "columns": len(book.columns), "excluded": kept_back, "files": written}
+    line = f"{site}: {rows.rows} rows, {rows.described}, {len(book.columns)} encoded columns"
+    emit(as_json, {"site": site, **facts}, line, *_kept_back(kept_back), *(f"wrote {x}" for x in written))
 
 
 def _kept_back(columns: dict[str, str]) -> list[str]:
@@ -141,16 +110,14 @@ def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay
     Example: abps site start kits/north
     """
     need_engine()
-    kit = kit.absolute()
     from abps.sites.flare import kits
 
+    kit = kit.absolute()
     given = participant_kit(kit)
     if given.role is Role.SITE:
         sitefile.find(given.name, given.local)  # a site without a table is of no use
-    today = datetime.datetime.now(datetime.UTC)
-    held = preflight.of_certificate(
-        "certificate", read_certificate(given.certificate), today, preflight.RENEW_KEY
-    )
+    today, certificate = datetime.datetime.now(datetime.UTC), read_certificate(given.certificate)
+    held = preflight.of_certificate("certificate", certificate, today, preflight.RENEW_KEY)
     if held.state is State.FAIL:
         raise RequestError(f"the certificate of {given.name} {held.sentence}")
     if held.state is State.WARN:
@@ -167,7 +134,6 @@ def check(
     codebook: Annotated[
         Path | None, typer.Option(help="The common columns (default: what the site proposed).")
     ] = None,
-    after: Annotated[float, typer.Option(help="Seconds in one step after which it counts as stuck.")] = 300.0,
     as_json: options.Json = False,
 ) -> None:
     """Check that everything is ready: name, port, TLS, certificates, clock, disk, memory, versions, table;
@@ -177,14 +143,11 @@ def check(
 
     Example: abps site check kits/north
     """
-    given, book = read_kit(kit), None if codebook is None else read_codebook(codebook)
-    found = [*diagnose(given, after), *preflight.checks(given, book)]
+    given, book = read_kit(kit), None if codebook is None else site_command.read_codebook(codebook)
+    found = [*account.diagnose(given), *preflight.checks(given, book)]
     failed = any(c.state is State.FAIL for c in found)
     rows = [{"check": c.name, "state": str(c.state), "sentence": c.sentence} for c in found]
-    if as_json:
-        summary = {"kit": str(kit), "name": given.name, "ok": not failed, "checks": rows}
-        typer.echo(json.dumps(summary))
-    else:
+    if not emit(as_json, {"kit": str(kit), "name": given.name, "ok": not failed, "checks": rows}):
         show_rows(rows, f"{given.name} ({given.role})")
     if failed:
         raise typer.Exit(FAILED)
@@ -198,8 +161,7 @@ def share(kit: Kit, by: By, as_json: options.Json = False) -> None:
 
     Example: abps site share kits/north --by "Dr. Ada Example"
     """
-
-    own, book = own_file(kit), sharing.read(local(kit))
+    own, book = own_file(kit), sharing.read(site_command.local(kit))
     line = sharing.share(own.journal(kit), book, by)
     person, what = line.facts["by"], f"{len(book.sources)} columns"
     summary = {"site": own.site, "codebook": line.facts["codebook"], "by": person, "at": line.at}
@@ -221,7 +183,6 @@ def preview(
 
     Example: abps site preview kits/north icu --out leaving.csv
     """
-
     own, proposal = own_file(kit), None
     if study is None:
         found = values.codebook_values(values.codebook_of(own))
@@ -231,18 +192,14 @@ def preview(
             raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
         proposal = known[-1].proposal
         found = values.preview(own, proposal)
+    rows = [asdict(value) for value in found]
     if out is not None:
-        with files.replacing(out) as part, part.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, list(asdict(found[0])))
-            writer.writeheader()
-            writer.writerows(_no_formula(asdict(value)) for value in found)
-    if as_json:
-        typer.echo(json.dumps([asdict(value) for value in found]))
+        frame = pl.DataFrame([_no_formula(row) for row in rows], infer_schema_length=None)
+        files.write_with(out, frame.write_csv)
+    if emit(as_json, rows, *([f"proposal {proposal.digest()[:16]}"] if proposal else [])):
         return
-    if proposal is not None:
-        say(f"proposal {proposal.digest()[:16]}")
     if out is None:
-        show_rows([asdict(value) for value in found])
+        show_rows(rows)
     else:
         kinds = Counter((v.what, v.to, v.clear) for v in found)
         show_rows([{"what": w, "values": n, "to": to, "clear": c} for (w, to, c), n in kinds.items()])
@@ -261,16 +218,13 @@ def proposals(kit: Kit, as_json: options.Json = False) -> None:
 
     Example: abps site proposals kits/north
     """
-
     own = own_file(kit)
     found = approval.proposals(Path(own.store), own.journal(kit))
-    if as_json:
-        typer.echo(json.dumps([each.to_json() for each in found]))
-        return
-    if not found:
-        say(f"{own.site}: no study has been proposed yet")
-    for each in found:
-        _show_proposal(each)
+    if not emit(as_json, [each.to_json() for each in found]):
+        if not found:
+            say(f"{own.site}: no study has been proposed yet")
+        for each in found:
+            _show_proposal(each)
 
 
 def approve(
@@ -298,24 +252,15 @@ def approve(
             f"say which proposal you read with --proposal DIGEST{latest}; `abps site proposals {kit}` shows "
             "what it asks for"
         )
-    _decide(kit, study, JournalEvent.APPROVED, by, proposal, reason, as_json)
+    _decide(kit, study, JournalEvent.APPROVED, by, reason, as_json, proposal)
 
 
-def refuse(
-    kit: Kit,
-    study: Named,
-    by: By,
-    proposal: Annotated[
-        str | None, typer.Option(help="Beginning of a proposal's digest (default: the latest).")
-    ] = None,
-    reason: Reason = "",
-    as_json: options.Json = False,
-) -> None:
-    """Refuse a study that was proposed to this site.
+def refuse(kit: Kit, study: Named, by: By, reason: Reason = "", as_json: options.Json = False) -> None:
+    """Refuse the latest proposal of a study.
 
     Example: abps site refuse kits/north icu --by "Dr. Ada Example"
     """
-    _decide(kit, study, JournalEvent.REFUSED, by, proposal, reason, as_json)
+    _decide(kit, study, JournalEvent.REFUSED, by, reason, as_json)
 
 
 def withdraw(kit: Kit, study: Named, by: By, reason: Reason = "", as_json: options.Json = False) -> None:
@@ -326,21 +271,19 @@ def withdraw(kit: Kit, study: Named, by: By, reason: Reason = "", as_json: optio
 
     Example: abps site withdraw kits/north icu --by "Dr. Ada Example"
     """
-    _decide(kit, study, JournalEvent.WITHDRAWN, by, None, reason, as_json)
+    _decide(kit, study, JournalEvent.WITHDRAWN, by, reason, as_json)
 
 
 def _decide(
-    kit: Path, study: str, verdict: JournalEvent, by: str, digest: str | None, reason: str, as_json: bool
+    kit: Path, study: str, verdict: JournalEvent, by: str, reason: str, as_json: bool, digest: str = ""
 ) -> None:
     own = own_file(kit)
-    done = approval.decide(Path(own.store), own.journal(kit), study, verdict, by, digest, reason)
-    if as_json:
-        typer.echo(json.dumps(done.to_json()))
-    else:
+    done = approval.decide(Path(own.store), own.journal(kit), study, verdict, by, digest or None, reason)
+    if not emit(as_json, done.to_json()):
         _show_proposal(done)
 
 
-def _show_proposal(each: ProposalRecord) -> None:
+def _show_proposal(each: approval.ProposalRecord) -> None:
     line = each.decision
     decision = "waits for a decision" if line is None else f"{line.what} by {line.facts['by']} on {line.at}"
     head = {"proposal": each.proposal.digest()[:16], "operator": each.operator, "arrived": each.at}
@@ -372,30 +315,10 @@ def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None
 
     Example: abps site status kits/north
     """
-    store = study_store(kit, study)
-    try:
+    with study_store(kit, study) as store:
         summary = account.summary(store)
-    finally:
-        store.close()
-    if as_json:
-        typer.echo(json.dumps(summary))
-    else:
+    if not emit(as_json, summary):
         show(summary)
-
-
-@dataclass(frozen=True)
-class SiteReport:
-    """What was written.  model: the folder of the model, or None, and why not.
-
-    auroc: on the site's own test rows (of other outcomes than binary, their main score).
-    """
-
-    site: str
-    page: Path
-    files: tuple[Path, ...]
-    model: Path | None
-    no_model: str
-    auroc: float | None
 
 
 def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
@@ -404,46 +327,14 @@ def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
     Example: abps site export kits/north --out north-export
     """
-    left = site_report(kit, out, study)
-    model = left.model and str(left.model)
-    summary = {
-        "site": left.site, "page": str(left.page), "model": model, "test_auroc": left.auroc,
-        "files": [str(path) for path in left.files],
-    }  # fmt: skip
-    lines = [*(f"wrote {path}" for path in left.files), f"model: {model or left.no_model}"]
-    emit(as_json, summary, *lines)
+    from abps.report.pages.site_page import site_report
 
-
-def site_report(kit: Path, out: Path, study: str | None = None) -> SiteReport:
-    """Write everything that a site has of a study into a new folder."""
-    from abps.fitted.handover import check_new, site_effects, site_model, write_models
-    from abps.report.pages.site_page import card_of, site_page
-
-    own = own_file(kit)
-    store = study_store(kit, study)
-    try:
-        check_new(out)
-        written = account.export(store, out)
-        summary, rounds = account.summary(store), store.rounds()
-        model, evaluation, why = None, None, ""
-        try:
-            if (effects := site_effects(store, own)) is not None:
-                written = [*written, *effects.write(out)]
-            fitted = site_model(store, own)
-            (model,) = write_models(fitted, out / "model").values()
-            (evaluation,) = fitted.evaluations.values()
-        except RequestError as error:
-            why = f"there is none: {error}"
-    finally:
-        store.close()
-    page = out / "report.html"
-    card = "" if model is None else card_of(model, out)
-    files.write_text(page, site_page(summary, rounds, evaluation, card, why))
-    value = math.nan
-    if evaluation is not None:
-        value = next(iter(evaluation.measures.values()), evaluation.area).value
-    auroc = value if math.isfinite(value) else None
-    return SiteReport(own.site, page, (*written, page), model, why, auroc)
+    with study_store(kit, study) as store:
+        left = site_report(store, own_file(kit), out)
+    model, written = left.model and str(left.model), [str(path) for path in left.files]
+    summary = {"site": left.site, "page": str(left.page), "model": model, "test_auroc": left.auroc}
+    lines = [*(f"wrote {path}" for path in written), f"model: {model or left.no_model}"]
+    emit(as_json, {**summary, "files": written}, *lines)
 
 
 def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: options.Json = False) -> None:
@@ -454,31 +345,28 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
 
     Example: abps site verify kits/north --study icu --partner south-export/heads.json
     """
-
-    own, signer = own_file(kit), read_signer(kit)
+    own, signer = own_file(kit), keys.read_signer(kit)
     journal = own.journal(kit)
     lines = len(journal.lines())
     if study is not None:
         audit.check_not_gone(own.store_of(study), own.site, signer, partner or [])
-    store = study_store(kit, study)
-    try:
-        agreement = store.facts()["agreement"]
-        heads = [head for path in partner or [] for head in audit.read_heads(path, own.site, agreement)]
-        found = audit.verify(store, signer, heads)
-        found = replace(found, faults=(*found.faults, *approval.journal_faults(store, journal)))
-    finally:
-        store.close()
-    summary = {
-        "rows": found.rows, "heads": found.heads, "partners": found.partner_heads, "journal": lines,
-        "faults": list(found.faults),
-    }  # fmt: skip
+    with study_store(kit, study) as store:
+        found = audit.verify(store, signer, _heads(store, own, partner))
+        faults = [*found.faults, *approval.journal_faults(store, journal)]
+    facts = {"rows": found.rows, "heads": found.heads, "partners": found.partner_heads, "journal": lines}
     line = (
         f"{own.site}: {found.rows} rows of the log are in order, and agree with {found.heads} heads of its "
         f"own and {found.partner_heads} that partners hold; {lines} lines of the journal are in order"
     )
-    emit(as_json, summary, *([] if found.faults else [line]))
-    if found.faults:
-        raise RequestError(f"{store.path} cannot be believed: {'; '.join(found.faults)}")
+    emit(as_json, {**facts, "faults": faults}, *([] if faults else [line]))
+    if faults:
+        raise RequestError(f"{store.path} cannot be believed: {'; '.join(faults)}")
+
+
+def _heads(store: Store, own: sitefile.SiteFile, partner: list[Path] | None) -> list[Any]:
+    """What partners know of this site's log."""
+    agreement = store.facts()["agreement"]
+    return [head for path in partner or [] for head in audit.read_heads(path, own.site, agreement)]
 
 
 def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
@@ -486,10 +374,9 @@ def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
     Example: abps site backup kits/north --out backups/2026-11-17
     """
-
-    store = study_store(kit, study)
-    store.close()
-    written = audit.backup(store.path, out)
+    with study_store(kit, study) as store:
+        path = store.path
+    written = audit.backup(path, out)
     emit(as_json, {"files": [str(written)]}, f"wrote {written}")
 
 
@@ -508,18 +395,12 @@ def restore(
 
     Example: abps site restore kits/north --study icu --from backups/2026-11-17 --by "Ada Example"
     """
-
     own = own_file(kit)
-    path = own.store_of(study)
-    found = audit.restore(path, source, by, read_signer(kit))
-    store = study_store(kit, study)
-    try:
-        agreement = store.facts()["agreement"]
-        known = [head.rows for p in partner or [] for head in audit.read_heads(p, own.site, agreement)]
-    finally:
-        store.close()
+    found = audit.restore(own.store_of(study), source, by, keys.read_signer(kit))
+    with study_store(kit, study) as store:
+        known = [head.rows for head in _heads(store, own, partner)]
     lost = max(0, max(known, default=0) - (found.rows - 1))
-    lines = [f"restored {path}: {found.rows} rows of the log are in order"]
+    lines = [f"restored {store.path}: {found.rows} rows of the log are in order"]
     lines += [f"partners know of {lost} rows that the backup did not have"] if known else []
     emit(as_json, {"rows": found.rows, "lost": lost}, *lines)
 
@@ -537,16 +418,12 @@ def request(
 
     Example: abps site request north --out north.csr
     """
-
-    made = request_certificate(read_kit(kit), out)
-    summary = {
-        "member": made.member, "request": str(out), "fingerprint": made.fingerprint,
-        "signed": bool(made.signature),
-    }  # fmt: skip
+    made = keys.request_certificate(read_kit(kit), out)
+    facts = {"member": made.member, "request": str(out), "fingerprint": made.fingerprint}
     lines = [f"wrote {out}; its fingerprint is {made.fingerprint}"]
     if not made.signature:
         lines.append("the kit has no key to sign the request with: read the fingerprint out to the operator")
-    emit(as_json, summary, *lines)
+    emit(as_json, {**facts, "signed": bool(made.signature)}, *lines)
 
 
 def install(
@@ -560,13 +437,148 @@ def install(
 
     Example: abps site install north --certificate client.crt
     """
-
-    until = install_certificate(read_kit(kit), certificate).not_valid_after_utc
+    until = keys.install_certificate(read_kit(kit), certificate).not_valid_after_utc
     line = f"{kit} has a key of its own, with a certificate good until {until:%Y-%m-%d}; start it again"
     emit(as_json, {"kit": str(kit), "until": until.isoformat()}, line)
 
 
+def explain(
+    source: Annotated[Path, typer.Argument(help="A startup kit, or a bundle that a site has released.")],
+    out: Annotated[Path | None, typer.Option(help="Write the bundle here, to be read.")] = None,
+    release: Annotated[Path | None, typer.Option(help="Sign this bundle, which you have read.")] = None,
+    by: Annotated[str, typer.Option(help="Name of the person who releases it; it is recorded.")] = "",
+    kit: Annotated[Path | None, typer.Option(help="With a bundle: any kit of the network.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say what failed at a site: versions, checks, decline codes, the last log rows without their words.
+
+    No cell, no path, no value of a column is in it. Read it, release it with a name, and send the file to the
+    operator, who verifies and prints it: abps site explain bundle.json --kit operator
+
+    Example: abps site explain north --out bundle.json; abps site explain north --release bundle.json --by Ada
+    """
+    from abps.sites.node.explain import failure_bundle, read_bundle, release_bundle
+
+    if release is not None:
+        release_bundle(source, release, by)
+        emit(as_json, {"released": str(release)}, f"{by} has released {release}; send it to the operator")
+        return
+    if source.is_file():
+        authority = None if kit is None else keys.read_root(kit)
+        if authority is None:
+            raise RequestError("name a kit of the network with --kit, to verify who released the bundle")
+        found = read_bundle(source, authority)
+        say(f"released by {found['site']}, unchanged")
+    else:
+        found = failure_bundle(source)
+    if out is not None:
+        files.write_json(out, found)
+        say(f"wrote {out}; read it, then release it with --release {out} --by NAME")
+    if not emit(as_json, found):
+        studies = found["studies"]
+        show({**found, "studies": [{k: v for k, v in each.items() if k != "log"} for each in studies]})
+        for each in studies:
+            show({"log": each["log"]})
+
+
+def harmonise(
+    kit: Kit,
+    codebook: Annotated[Path, typer.Option(help="The study's common columns.")],
+    study: Annotated[str | None, typer.Option(help="A study whose common scales were counted.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the proposed map here (TOML).")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare this site's table with a study's columns, and propose a map: names, units, levels.
+
+    Units are judged by the codebook's scales or, with --study, by those that all sites counted under masks;
+    nothing leaves. The map, TABLE.harmonise.toml beside the table, is applied whenever the table is read.
+    Read it, correct it, and run `abps site init` again: the codebook and the proposal hold its digest.
+
+    Example: abps site harmonise north --codebook codebook.json --study icu --out stays.harmonise.toml
+    """
+    from abps.sites.node import measuring
+
+    own, book = own_file(kit), site_command.read_codebook(codebook)
+    medians = maps.common_medians(book.statistics)
+    if study is not None:
+        with contextlib.closing(Store.look(own.store_of(measuring.store_name(study)))) as store:
+            medians |= json.loads(store.facts().get(measuring.MEDIANS, "{}"))
+    entries, said = maps.suggest(own.read_table().features, book, medians)
+    entries = maps.added(maps.read_map(own.table), entries)
+    if not medians:
+        said.append("units were not compared: the codebook has no scales; name a counted study with --study")
+    if out is not None and entries:
+        files.write_text(out, maps.as_toml(entries))
+        said.append(f"wrote {out}; it is in force as {maps.map_path(own.table)}")
+    summary = {"site": own.site, "entries": entries, "said": said}
+    emit(as_json, summary, *(said or ["all columns fit"]), *maps.as_toml(entries).splitlines())
+
+
+ToSend = Annotated[Path | None, typer.Option("--out", help="Copy the files to send into this folder.")]
+
+
+def take_in(
+    kit: Kit,
+    brought: Annotated[list[Path], typer.Argument(help="Files that the operator or other sites wrote.")],
+    out: ToSend = None,
+    as_json: options.Json = False,
+) -> None:
+    """Take files in, and go on as far as they allow. The same file twice changes nothing.
+
+    A file that is altered, foreign or not due is named with the reason and changes nothing (exit code 2).
+
+    Example: abps site courier in north received/*.abps --out to-send
+    """
+    from abps.sites.courier.study import bring_all
+
+    said, courier, wrong = bring_all(kit, brought)
+    if courier is None:
+        emit(as_json, {"said": said}, *said)
+    else:
+        _show_courier(courier, out, said, as_json)
+    if wrong:
+        raise RequestError("; ".join(wrong))
+
+
+def write_out(kit: Kit, out: ToSend = None, study: Study = None, as_json: options.Json = False) -> None:
+    """Write what this site must send now. Until others' files are taken it is the same.
+
+    Example: abps site courier out north --out to-send
+    """
+    from abps.sites.courier.study import find
+
+    courier = find(kit, study)
+    courier.go_on()
+    _show_courier(courier, out, [], as_json)
+
+
+def courier_status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
+    """Say at which step this site is, and whose files it waits for.
+
+    Example: abps site courier status north
+    """
+    from abps.sites.courier.study import find
+
+    _show_courier(find(kit, study), None, [], as_json)
+
+
+def _show_courier(courier: Any, out: Path | None, said: list[str], as_json: bool) -> None:
+    place, missing, due = courier.place(), courier.missing(), courier.due()
+    if out is not None:
+        for path in due:
+            files.write_text(out / path.name, path.read_text(encoding="utf-8"))
+    summary = {
+        "study": courier.agreement.study, "step": place, "over": courier.over, "waits_for": missing,
+        "history": courier.history(place)[:16], "send": [path.name for path in due], "said": said,
+    }  # fmt: skip
+    where = "the study is over here" if courier.over else f"step {place} of at most {len(courier.track) - 1}"
+    lines = [f"{courier.me}: {where}; history {summary['history'] or 'none'}"]
+    lines += [f"waits for {', '.join(missing)}"] if missing else []
+    lines += [f"to send{f', in {out}' if out else ''}: {path.name}" for path in due]
+    emit(as_json, summary, *said, *lines)
+
+
 COMMANDS = (
     init, start, check, share, preview, proposals, approve, refuse, withdraw, status, export,
-    verify, backup, restore, request, install, console,
+    verify, backup, restore, request, install, console, explain, harmonise,
 )  # fmt: skip

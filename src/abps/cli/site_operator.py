@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from abps import files
 from abps.cli import options
-from abps.cli.site_command import METHOD, emit, need_engine, read_codebook, say, show_rows
+from abps.cli.site_command import emit, need_engine, read_codebook, say, show_rows
 from abps.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from abps.sites.consent.agreement import Agreement
 
 OperatorKit = Annotated[Path, typer.Option("--kit", help="The operator's startup kit.")]
 Kits = Annotated[Path, typer.Option(help="The folder that `abps site provision` made, with the authority.")]
+Named = Annotated[str, typer.Option(help="Name of the study; sites keep one store per study.")]
+Codebooks = Annotated[
+    list[Path], typer.Option("--codebook", help="The sites' codebooks; repeat to merge several.")
+]
+Members = Annotated[str, typer.Option(help="Comma-separated sites that may take part (default: all).")]
+Method = Annotated[str, typer.Option(help="A method that runs between sites.")]
+Seed = Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of the study (default: the method's).")]
 Approval = Annotated[
     float,
     typer.Option(
         "--wait-for-approval", "--patience", help="Seconds to wait for people at the sites to decide."
     ),
 ]
+
+#: The method of a study if none is named.
+METHOD = "abps-plus"
 
 
 def provision(
@@ -64,58 +77,38 @@ def gather(
     study: Annotated[str, typer.Option(help="The study for which codebooks are asked.")],
     out: Annotated[Path, typer.Option(help="Write the common codebook here.")],
     members: Annotated[str, typer.Option(help="Comma-separated sites to ask (default: all).")] = "",
-    codebook: Annotated[
-        Path | None, typer.Option(help="The study's codebook, if it has one: newcomers have to fit it.")
-    ] = None,
     approval: Approval = 0.0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the job itself.")] = 600.0,
     as_json: options.Json = False,
 ) -> None:
     """Ask the sites for their codebooks and write the common one. Only what sites have shared comes.
 
-    With --codebook the study's columns stay as they are; the output names sites that do not fit them.
-
     Example: abps site gather --kit kits/operator@federation.example --study icu --out codebook.json
     """
     need_engine()
-    _quiet()
-    from abps.data.codebook import joining, merged
+    from abps.data.codebook import merged
     from abps.sites.flare.submit import gather as ask
 
-    known = None if codebook is None else read_codebook(codebook)
     files.check_writable(out.absolute().parent)
     done = ask(kit, study, options.split(members), approval, wait)
-    book = known if known is not None else merged(list(done.books.values()))
-    fits = {name: joining(known, own) for name, own in done.books.items()} if known is not None else {}
+    book, names = merged(list(done.books.values())), sorted(done.books)
     files.write_json(out, book.to_json())
-    summary = {
-        "job": done.job, "from": sorted(done.books), "left_out": done.left_out,
-        "columns": len(book.columns), "fits": fits,
-    }  # fmt: skip
-    emit(
-        as_json,
-        summary,
-        f"codebooks of {', '.join(sorted(done.books))}: {len(book.columns)} encoded columns",
-        *(f"{name} has sent none: {why}" for name, why in sorted(done.left_out.items())),
-        *(f"{name}: {sentence}" for name, found in sorted(fits.items()) for sentence in found),
-        f"wrote {out}",
-    )
+    facts = {"job": done.job, "from": names, "left_out": done.left_out, "columns": len(book.columns)}
+    lines = [f"{name} has sent none: {why}" for name, why in sorted(done.left_out.items())]
+    head = f"codebooks of {', '.join(names)}: {len(book.columns)} encoded columns"
+    emit(as_json, facts, head, *lines, f"wrote {out}")
 
 
 def submit(
     kit: OperatorKit,
-    study: Annotated[str, typer.Option(help="Name of the study; sites keep one store per study.")],
-    codebook_: Annotated[
-        list[Path], typer.Option("--codebook", help="The sites' codebooks; repeat to merge several.")
-    ],
-    method: Annotated[str, typer.Option(help="A method that runs between sites.")] = METHOD,
-    seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")] = 11,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of the study (default: the method's).")] = None,
+    study: Named,
+    codebook: Codebooks,
+    method: Method = METHOD,
+    seed: Seed = 11,
+    rounds: Rounds = None,
     job_rounds: Annotated[int | None, typer.Option(help="Rounds of this job (default: all).")] = None,
     set_: options.Settings = None,
-    members: Annotated[
-        str, typer.Option(help="Comma-separated sites that may take part (default: all).")
-    ] = "",
+    members: Members = "",
     min_sites: Annotated[int, typer.Option(help="Do not start with fewer sites.")] = 2,
     grace: Annotated[
         float, typer.Option(help="Seconds for the last sites in a round, once more than half are done.")
@@ -139,16 +132,10 @@ def submit(
     Example: abps site submit --kit kits/operator@federation.example --study icu --codebook codebook.json
     """
     need_engine()
-    _quiet()
-    from abps.data.codebook import merged
-    from abps.sites.consent.agreement import Agreement
     from abps.sites.flare import submit as jobs
     from abps.sites.flare.kits import provisioned
 
-    book = merged([read_codebook(path) for path in codebook_])
-    settings, rounds = study_settings(method, set_, None, rounds)
-    agreement = Agreement(study, method, book, seed, rounds, settings)
-    agreement.config()
+    agreement = _agreement(study, codebook, method, seed, rounds, set_)
     if grace < 0 or approval < 0:
         raise RequestError("--grace and --wait-for-approval are seconds: choose 0 or more")
     if not 1 <= sign_of_life <= 600:
@@ -161,20 +148,16 @@ def submit(
 
         def once() -> jobs.JobOutcome:
             return jobs.submit(
-                kit, agreement, job_rounds or rounds, min_sites,
+                kit, agreement, job_rounds or agreement.rounds, min_sites,
                 jobs.JobTimeouts(sign=sign_of_life, grace=grace, approval=approval),
                 wait=wait + approval if wait else None, progress=state.update, members=chosen,
             )  # fmt: skip
 
-        done = jobs.to_the_end(once, rounds, say) if to_the_end else once()
+        done = jobs.to_the_end(once, agreement.rounds, say) if to_the_end else once()
     if out is not None and done.report is not None:
         files.write_json(out, done.report)
-    emit(
-        as_json,
-        {"job": done.job, "status": done.status, "report": done.report},
-        f"job {done.job}: {done.status}",
-    )
-    if not as_json:
+    summary = {"job": done.job, "status": done.status, "report": done.report}
+    if not emit(as_json, summary, f"job {done.job}: {done.status}"):
         _show_report(done.report, chosen or provisioned(kit))
     if done.report is not None and "error" in done.report:
         raise RequestError(f"the job did not run: {done.report['error']}")
@@ -189,14 +172,18 @@ def _show_report(report: dict[str, Any] | None, expected: tuple[str, ...] = ()) 
     report = report or {}
     absent = sorted(set(expected) - set(report.get("members", expected)))
     left_out = {**report.get("left_out", {}), **dict.fromkeys(absent, "it was not connected to the relay")}
-    rows = []
-    for r in report.get("rounds", []):
-        missing = ", ".join(sorted({*r["missing"], *left_out})) or "-"
-        late = ", ".join(f"{name} {seconds:g} s" for name, seconds in r.get("late", {}).items()) or "-"
-        row = {"round": r["round"], "sites": len(r["present"]), "missing": missing, "waited for": late}
-        row |= {"bytes": r["bytes"], "validation score": r["validation"], "of sites": r.get("scored")}
-        rows.append(row)
-    show_rows(rows)
+    show_rows([
+        {
+            "round": r["round"],
+            "sites": len(r["present"]),
+            "missing": ", ".join(sorted({*r["missing"], *left_out})) or "-",
+            "waited for": ", ".join(f"{name} {seconds:g} s" for name, seconds in r["late"].items()) or "-",
+            "bytes": r["bytes"],
+            "validation score": r["validation"],
+            "of sites": r["scored"],
+        }
+        for r in report.get("rounds", [])
+    ])  # fmt: skip
     for name, value in sorted(report.get("validation", {}).items()):
         say(f"{name}: validation score {value:.3f}")
     for name, why in sorted(left_out.items()):
@@ -256,19 +243,15 @@ def rehearse(
         "abps-rehearsal"
     ),
     sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
-    method: Annotated[str, typer.Option(help="A method that runs between sites.")] = METHOD,
-    model: Annotated[str, typer.Option(help="The model that is shared: gam, linear or mlp.")] = "gam",
-    rounds: Annotated[int | None, typer.Option(help="Rounds of the job (default: the method's).")] = None,
+    method: Method = METHOD,
+    rounds: Rounds = None,
     stays: Annotated[int, typer.Option(help="Stays per hospital, on average.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")] = 11,
+    seed: Seed = 11,
     set_: options.Settings = None,
     limit: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 180.0,
-    only: Annotated[
-        str | None,
-        typer.Option(help="prepare (kits and tables) or job (for sites that are started elsewhere)."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="With --only prepare: the relay's name.")] = "localhost",
-    port: Annotated[int, typer.Option(help="With --only prepare: the relay's port.")] = 8002,
+    prepare_for: Annotated[
+        str, typer.Option(help="Only write kits and tables, for a relay of this name (port 8002).")
+    ] = "",
     as_json: options.Json = False,
 ) -> None:
     """Rehearse a federation on this machine: certificates, kits, processes with mutual TLS, a job, models.
@@ -280,64 +263,88 @@ def rehearse(
     Example: abps site rehearse --sites 4 --out abps-rehearsal
     """
     need_engine()
-    _quiet()
-    from abps.cli.site_hospital import site_report
+    from abps.cli.site_command import own_file, study_store
     from abps.fitted.handover import check_new
-    from abps.report.pages.site_page import job_page
+    from abps.report.pages.site_page import job_page, site_report
     from abps.sites.flare import rehearsal
     from abps.sites.flare.app import RESULT
 
-    if only not in (None, "prepare", "job"):
-        raise RequestError(f"--only {only}: choose prepare or job")
-    settings, rounds = study_settings(method, set_, model, rounds)
+    settings, rounds = study_settings(method, set_, rounds)
     plan = rehearsal.RehearsalPlan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
-
-    def progress(line: str) -> None:
-        if not as_json:
-            say(line)
-
-    prepared = only == "prepare" and rehearsal.is_prepared(out)
-    if only != "job" and not prepared:
-        check_new(out)
-    if only == "prepare":
-        if not prepared:  # containers that are started again go on with what they have
-            rehearsal.prepare(out, plan, host, port)
-        progress(f"kits and tables are in {out}")
+    if prepare_for:
+        if not rehearsal.is_prepared(out):  # containers that are started again go on with what they have
+            check_new(out)
+            rehearsal.prepare(out, plan, prepare_for, 8002)
+        emit(as_json, {"kits": str(out / "kits")}, f"kits and tables are in {out}")
         return
-    done = (rehearsal.perform if only == "job" else rehearsal.rehearse)(out, plan, progress)
+    check_new(out)
+    progress = (lambda line: None) if as_json else say
+    done = rehearsal.rehearse(out, plan, progress)
     assert done.outcome.report is not None
     files.write_json(out / RESULT, done.outcome.report)
     rows = []
     for name, kit in done.network.sites.items():
-        left = site_report(kit, out / "sites" / name)
+        with study_store(kit, plan.study) as store:
+            left = site_report(store, own_file(kit), out / "sites" / name)
         card = "" if left.model is None else (left.model / "card.html").relative_to(out).as_posix()
         page = left.page.relative_to(out).as_posix()
         rows.append({"site": name, "auroc": left.auroc, "page": page, "model": card})
         auroc = "not defined" if left.auroc is None else f"{left.auroc:.3f}"
         progress(f"{name}: AUROC {auroc} on its own test rows; {left.page}")
-    page_path = out / "report.html"
-    title = f"A rehearsal with {len(rows)} hospitals"
+    page_path, title = out / "report.html", f"A rehearsal with {len(rows)} hospitals"
     files.write_text(page_path, job_page(done.outcome.report, title, rows, done.took))
     summary = {"page": str(page_path), "status": done.outcome.status, "sites": rows, "took": done.took}
     emit(as_json, summary, f"wrote {page_path}")
 
 
-def study_settings(
-    method: str, pairs: list[str] | None, model: str | None, rounds: int | None
-) -> tuple[dict[str, str], int]:
+def propose(
+    kit: OperatorKit,
+    kits: Kits,
+    study: Named,
+    codebook: Codebooks,
+    out: Annotated[Path, typer.Option(help="Write the study, for all members, here.")],
+    members: Members = "",
+    method: Method = METHOD,
+    seed: Seed = 11,
+    rounds: Rounds = None,
+    set_: options.Settings = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a study as one signed file for all members. It holds no secret.
+
+    Example: abps site courier propose --kit operator --kits kits --study icu --codebook a.json --out x.study
+    """
+    need_engine()
+    from abps.sites.courier.study import propose_study
+
+    agreement = _agreement(study, codebook, method, seed, rounds, set_)
+    digest = propose_study(kit, kits, agreement, options.split(members), out)
+    emit(as_json, {"proposal": digest, "file": str(out)}, f"wrote {out}: proposal {digest[:16]}")
+
+
+def _agreement(
+    study: str, codebooks: list[Path], method: str, seed: int, rounds: int | None, pairs: list[str] | None
+) -> Agreement:
+    """What the sites are to agree on; a study that cannot run is refused."""
+    from abps.data.codebook import merged
+    from abps.sites.consent.agreement import Agreement
+
+    book = merged([read_codebook(path) for path in codebooks])
+    settings, rounds = study_settings(method, pairs, rounds)
+    agreement = Agreement(study, method, book, seed, rounds, settings)
+    agreement.config()
+    return agreement
+
+
+def study_settings(method: str, pairs: list[str] | None, rounds: int | None) -> tuple[dict[str, str], int]:
     """The settings and rounds of a study; sites send masked sums by default."""
     from abps.methods.settings import configure
 
-    settings = options.settings(pairs, model)
+    settings = options.settings(pairs, None)
     config = configure(method, settings, rounds)
     if config.kind in ("coordinated", "star"):
         settings.setdefault("secure", "yes")
     return settings, config.stop.rounds
-
-
-def _quiet() -> None:
-    """Keep the engine's loggers off the terminal: without a handler they would write there."""
-    logging.getLogger().addHandler(logging.NullHandler())
 
 
 COMMANDS = (provision, gather, submit, rehearse, certify, revoke)

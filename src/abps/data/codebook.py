@@ -258,33 +258,6 @@ def _one_prediction(books: Sequence[Codebook]) -> Outcome:
     return replace(books[0].outcome, names=tuple(names))
 
 
-def joining(study: Codebook, own: Codebook) -> list[str]:
-    """What a site with a codebook of its own has to know before it joins a study that has one; none: it fits.
-
-    The study's columns stay as they are: earlier rounds were learned with them.
-    """
-    found = []
-    if study.time != own.time:
-        found.append(f"the study has {'a' if study.time else 'no'} time column; init it so")
-    lacking = [source for source in study.sources if source not in own.sources]
-    if lacking:
-        found.append(
-            f"its codebook has not {', '.join(lacking)}; its table needs these columns (empty where unknown)"
-        )
-    more = [source for source in own.sources if source not in study.sources]
-    if more:
-        found.append(f"the study does not read its {', '.join(more)}")
-    words = set(study.events) & set(own.others) | set(study.others) & set(own.events)
-    if words:
-        found.append(f"its outcome has {sorted(words)[0]!r} the other way round; init it again")
-    if study.outcome.kind != own.outcome.kind:
-        found.append(f"the study predicts an outcome of {study.outcome.kind}; init it so")
-    unknown = [name for name in own.outcome.names if name not in study.outcome.names]
-    if unknown and study.outcome.kind == "classes":
-        found.append(f"the study does not know its class {unknown[0]!r}; its rows must not have it")
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class CellRows:
     """Decides whether rows cover the minimum cell size in some center.

@@ -9,25 +9,56 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from abps import files
+from abps.core.errors import RequestError
 from abps.report.pages.document import render
 from abps.sites.store.rows import RoundRow
 
-if TYPE_CHECKING:  # a page that is served while a job runs is made without figures
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from abps.fitted.evaluation import ModelEvaluation
     from abps.report.drawing import Drawing
-
-#: Rounds in the table of a page that is looked at while a job runs.
-LATEST = 20
+    from abps.sites.consent.sitefile import SiteFile
+    from abps.sites.store.store import Store
 
 
 @dataclass(frozen=True)
-class Now:
-    """What a page says while the site runs: when it was made, and how the site is."""
+class SiteReport:
+    """What was written.  model: the folder of the model, or None, and why not.
 
-    at: str
-    sentence: str
+    auroc: on the site's own test rows (of other outcomes than binary, their main score).
+    """
+
+    site: str
+    page: Path
+    files: tuple[Path, ...]
+    model: Path | None
+    no_model: str
+    auroc: float | None
+
+
+def site_report(store: Store, own: SiteFile, out: Path) -> SiteReport:
+    """Write everything that a site has of a study into a new folder."""
+    from abps.fitted.handover import check_new, site_effects, site_model, write_models
+    from abps.sites.node import status
+
+    check_new(out)
+    written = status.export(store, out)
+    model, evaluation, why, value = None, None, "", math.nan
+    try:
+        if (effects := site_effects(store, own)) is not None:
+            written = [*written, *effects.write(out)]
+        fitted = site_model(store, own)
+        (model,) = write_models(fitted, out / "model").values()
+        (evaluation,) = fitted.evaluations.values()
+        value = next(iter(evaluation.measures.values()), evaluation.area).value
+    except RequestError as error:
+        why = f"there is none: {error}"
+    page, card = out / "report.html", "" if model is None else card_of(model, out)
+    files.write_text(page, site_page(status.summary(store), store.rounds(), evaluation, card, why))
+    auroc = value if math.isfinite(value) else None
+    return SiteReport(own.site, page, (*written, page), model, why, auroc)
 
 
 def site_page(
@@ -36,7 +67,6 @@ def site_page(
     evaluation: ModelEvaluation | None = None,
     card: str = "",
     why_no_model: str = "",
-    now: Now | None = None,
 ) -> str:
     """The page from a store's summary (:func:`abps.sites.node.status.summary`) and its rounds.
 
@@ -62,11 +92,10 @@ def site_page(
         "site.html",
         title=f"{summary['site']} in the study {summary['study']}",
         summary=summary,
-        rounds=rows[:LATEST] if now else rows,
+        rounds=rows,
         model=model,
         why_no_model=why_no_model,
-        live=now,
-        drawing=None if now or len(rounds) < 2 else _curve(rounds),
+        drawing=None if len(rounds) < 2 else _curve(rounds),
     )
 
 

@@ -85,8 +85,9 @@ def _to_scheduler(rows: int, scored: bool, agreement: Agreement) -> list[Outgoin
 
 def codebook_of(own: SiteFile) -> Codebook:
     """The codebook that this site would share: no level of fewer patients than its policy's floor."""
-    label = own.labelled()
-    return replace(_columns(own, own.read_table()), events=label.event_words, others=label.other_words)
+    label, maps = own.labelled(), (own.harmonised,) if own.harmonised else ()
+    book = _columns(own, own.read_table())
+    return replace(book, events=label.event_words, others=label.other_words, harmonised=maps)
 
 
 def _columns(own: SiteFile, table: Federation) -> Codebook:

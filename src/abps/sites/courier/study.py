@@ -32,7 +32,7 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent, decision_on
 from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.kit import Membership, Role, read_kit
-from abps.sites.consent.proposal import SignedProposal
+from abps.sites.consent.proposal import Proposal, SignedProposal, sign
 from abps.sites.courier import sealed
 from abps.sites.courier.sealed import CourierFile, CourierStep, Letter, PairwiseMasking
 from abps.sites.flare.opening import SiteJob, open_study
@@ -396,13 +396,28 @@ def accept_study(kit: Path, own: sitefile.SiteFile, data: Mapping[str, Any]) -> 
     digest = proposal.digest()
     where = Path(own.store) / FOLDER / f"{sitefile.safe_name(proposal.study)}-{digest[:16]}" / STUDY
     if not where.is_file():
-        files.write_json(where, study_file(signed, certificates))
+        _write_study(where, signed, certificates)
     return f"the study {proposal.study!r}, proposal {digest[:16]}: {said}"
 
 
-def study_file(signed: SignedProposal, certificates: Mapping[str, str]) -> dict[str, Any]:
-    """A study as a file for all members: the signed proposal, and the members' certificates."""
-    return {"schema": SCHEMA, "signed": signed.to_json(), "certificates": dict(certificates)}
+def propose_study(operator: Path, kits: Path, agreement: Agreement, members: Sequence[str], out: Path) -> str:
+    """Write a study as a file for all members (the signed proposal, and the members' certificates); returns
+    the proposal's digest.  members: none: all sites of the network."""
+    from abps.sites.flare.authority import Authority  # the operator's alone
+
+    check_method(agreement)
+    authority = Authority(kits)
+    named = tuple(members or authority.sites())
+    if len(named) < 3:
+        raise RequestError("a study by courier needs three members: name them with --members")
+    signed = sign(Proposal(agreement.study, agreement, named), keys.read_signer(operator))
+    _write_study(out, signed, {name: authority.certificate(name) for name in named})
+    return signed.proposal.digest()
+
+
+def _write_study(path: Path, signed: SignedProposal, certificates: Mapping[str, str]) -> None:
+    facts = {"schema": SCHEMA, "signed": signed.to_json(), "certificates": dict(certificates)}
+    files.write_json(path, facts)
 
 
 def _site(kit: Path) -> tuple[sitefile.SiteFile, list[Courier]]:
@@ -445,3 +460,27 @@ def bring(kit: Path, path: Path) -> tuple[str, Courier | None]:
     except RequestError as error:
         raise RequestError(f"{path.name} was not taken: {str(error).removeprefix(f'{path} ')}") from error
     return f"{path.name}: {'taken' if new else 'nothing new in it for this site'}", known[0]
+
+
+def bring_all(kit: Path, paths: Sequence[Path]) -> tuple[list[str], Courier | None, list[str]]:
+    """Take files in, and go on as far as they allow: what to say, the last study that goes on, and why files
+    were not taken."""
+    said: list[str] = []
+    last = None
+    waiting = list(paths)
+    while True:  # a file that is not due may be after another one
+        wrong: dict[Path, str] = {}
+        touched: dict[str, Courier] = {}
+        for path in waiting:
+            try:
+                sentence, courier = bring(kit, path)
+                said.append(sentence)
+                if courier is not None:
+                    touched[courier.digest] = last = courier
+            except RequestError as error:
+                wrong[path] = str(error)
+        for courier in touched.values():
+            courier.go_on()
+        if not touched or not wrong:
+            return said, last, list(wrong.values())
+        waiting = list(wrong)

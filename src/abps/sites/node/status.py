@@ -186,8 +186,12 @@ def _table(path: Path, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> No
         writer.writerows(rows)
 
 
-def diagnose(kit: Kit, after: float) -> Iterator[Check]:
-    """What a job here is waiting for, and since when; a step longer than ``after`` seconds fails."""
+#: Seconds in one step after which a job counts as stuck.
+STUCK = 300.0
+
+
+def diagnose(kit: Kit) -> Iterator[Check]:
+    """What a job here is waiting for, and since when; a step that is stuck fails."""
     now = read_status(kit.local)
     if kit.role is Role.OPERATOR:
         return  # it runs no job
@@ -206,6 +210,6 @@ def diagnose(kit: Kit, after: float) -> Iterator[Check]:
     else:
         whom = f" by {', '.join(now.waiting)}" if now.waiting else ""
         seen = f"{where}: {what}{whom} for {now.seconds:.0f} s, since {now.since}"
-        state = State.FAIL if now.seconds > after else State.OK
+        state = State.FAIL if now.seconds > STUCK else State.OK
         hint = "; look at the logs there" if state is State.FAIL else ""
         yield Check("job", state, f"{seen}{hint}")
