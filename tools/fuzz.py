@@ -369,17 +369,14 @@ def targets(place: Path) -> list[Target]:
         messages.pack_request(2, 3, who),
         messages.pack_upload(b"abc", 3, who),
         messages.pack_broadcast(b"abc", 3, who),
-        messages.pack_head(messages.HeadMessage(7, bytes(32), b"signature", 3, 1), who),
+        messages.pack_head(messages.Head("bea", 7, 3, bytes(32), b"signature", 1), who),
     ]
-    unpackers = (
-        messages.unpack_request, messages.unpack_upload,
-        messages.unpack_broadcast, messages.unpack_head,
-    )  # fmt: skip
 
     def any_message(data: bytes) -> None:
-        for read in unpackers:
+        for kind in messages.MessageKind:
             try:
-                read(data)
+                messages.unpack(data, kind)
+                messages.unpack_head(data, "bea")
             except MessageError:
                 continue
 

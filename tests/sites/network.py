@@ -16,9 +16,10 @@ from abps.data.table import MIN_CLASS, federate, own_table
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy
+from abps.sites.node.context import Terms
 from abps.sites.node.site import Site
 from abps.sites.store.store import Store
-from abps.wire import versions
+from abps.wire import messages
 
 from .loopback import LoopbackNetwork
 
@@ -80,7 +81,7 @@ def open_site(
     data = agreement.prepare(given.table(name, agreement.book))
     kept = Store.open(store / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
     try:
-        site = Site(name, agreement, data, kept, network.sender(name), **more)
+        site = Site(name, agreement, data, kept, network.sender(name), Terms(**more))
     except BaseException:
         kept.close()
         raise
@@ -90,7 +91,7 @@ def open_site(
 
 def join(site: Site, members, first: int = 1, rows: dict[str, int] | None = None) -> None:
     """Let a site into a job."""
-    site.join(members, first, rows or {}, list(versions.VERSION))
+    site.join(members, first, rows or {}, list(messages.VERSION))
 
 
 def close(network: LoopbackNetwork) -> None:

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from abps import files
 from abps.cli.main import main
 from abps.cli.site_command import own_file
 from abps.core.errors import RequestError
-from abps.sites.consent import approval, sharing
+from abps.sites.consent import approval
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.kit import Membership
-from abps.sites.consent.preview import codebook_of
 from abps.sites.consent.proposal import Proposal, SignedProposal, sign
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
@@ -62,7 +60,7 @@ def signed_study(four, network, method="abps-plus", members=None, floor=10, **se
     agreement = four.agreement(method, rounds=rounds, **(LINEAR | settings))
     agreement = replace(agreement, book=replace(agreement.book, min_cell=floor))
     named = four.names if members is None else members
-    return sign(Proposal(agreement.study, agreement, named), read_signer(network.operator))
+    return sign(Proposal(agreement, named), read_signer(network.operator))
 
 
 def opening(kit: Path, signed: SignedProposal):
@@ -243,18 +241,6 @@ def test_a_changed_journal_is_found(network, four, tmp_path, change):
         journal.lines()
 
 
-def test_a_journal_goes_on_in_a_new_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("abps.sites.consent.journal.ROTATE", 1000)
-    journal = Journal(tmp_path)
-    for k in range(30):
-        journal.write(JournalEvent.SENT, to="server", code=f"{k}")
-    assert len(journal.files()) > 3
-    assert [line.facts["code"] for line in journal.lines()] == [f"{k}" for k in range(30)]
-    journal.files()[1].unlink()
-    with pytest.raises(RequestError, match="was changed"):
-        journal.lines()
-
-
 def test_proposals_do_not_fill_the_disk(four, tmp_path, monkeypatch):
     monkeypatch.setattr("abps.sites.consent.approval.MOST", 3)
     journal = Journal(tmp_path)
@@ -315,7 +301,7 @@ def consenting(folder: Path, name: str, signed: SignedProposal, policy=ASKING) -
 def running(four, folder, policies=None, members=(), between=lambda t, consents: None):
     """Four sites with consent of their own; ``between`` is called before each round."""
     agreement = four.agreement("abps-plus", rounds=4, **LINEAR)
-    signed = SignedProposal(Proposal(agreement.study, agreement, members))
+    signed = SignedProposal(Proposal(agreement, members))
     consents = {
         name: consenting(folder, name, signed, (policies or {}).get(name, ASKING)) for name in four.names
     }
@@ -363,7 +349,7 @@ def test_the_hours_and_bytes_of_a_policy_end_a_sites_part(four, tmp_path):
     sent = {name: sum(network.sites[name].store.sent_bytes().values()) for name in four.names[:2]}
     assert 1500 <= sent[frugal] < sent[four.names[1]]
     close(network)
-    signed = SignedProposal(Proposal("test", four.agreement("abps-plus", **LINEAR)))
+    signed = SignedProposal(Proposal(four.agreement("abps-plus", **LINEAR)))
     short = consenting(tmp_path / "hours", "a", signed, replace(ASKING, hours=1.0))
     short.round(0, lambda: 0.0)
     short.round(0, lambda: 3500.0)
@@ -414,8 +400,7 @@ def test_a_withdrawal_cannot_be_cut_off_the_journal(four, network, home, capsys,
     )
 
 
-@pytest.mark.parametrize("what", ["study", "codebook"])
-def test_an_expelled_operator_gets_nothing(four, tmp_path, what):
+def test_an_expelled_operator_gets_nothing(four, tmp_path):
     kits = pytest.importorskip("abps.sites.flare.kits")
     authority = pytest.importorskip("abps.sites.flare.authority")
     made = kits.provision(tmp_path / "kits", four.names, "localhost", 18996)
@@ -423,20 +408,10 @@ def test_an_expelled_operator_gets_nothing(four, tmp_path, what):
     own = site_file(four, four.names[0], kit / "local", OPEN)
     own.write(kit / "local")
     study = signed_study(four, made)
-    if what == "codebook":
-        files.write_json(kit / "local" / "codebook.json", codebook_of(own).to_json())
-        sharing.share(own.journal(kit), sharing.read(kit / "local"), "Ada")
-        study = sign(Proposal("test", None, four.names), read_signer(made.operator))
-        assert set(sharing.letter(own, kit / "local", study)) == {"book", "certificate", "signature"}
-    else:
-        assert opening(kit, study) == "done"
+    assert opening(kit, study) == "done"
     stored = len(list((Path(own.store) / "proposals").glob("*.json")))
     authority.Authority(tmp_path / "kits").revoke(made.operator.name)
-    if what == "codebook":
-        with pytest.raises(DeclineError, match="was expelled"):
-            sharing.letter(own, kit / "local", study)
-    else:
-        assert opening(kit, signed_study(four, made, rounds=6)) == "proposal"
+    assert opening(kit, signed_study(four, made, rounds=6)) == "proposal"
     assert len(list((Path(own.store) / "proposals").glob("*.json"))) == stored
 
 

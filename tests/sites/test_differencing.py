@@ -23,9 +23,9 @@ from abps.models.learners import learner_for
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.consent.tables import changed_patients, check_table
 from abps.sites.flare.opening import SiteJob, open_study
 from abps.sites.node.context import may_score
+from abps.sites.node.differencing import changed_patients, check_table
 from abps.sites.protocol.commands import DeclineCode, DeclineError
 
 from .network import OPEN

@@ -229,7 +229,7 @@ def test_a_site_of_another_authority_cannot_join(federation, tmp_path):
 
 def test_a_job_that_brings_code_is_refused_by_the_sites(federation, tmp_path):
     agreement = federation.given.agreement("abps-plus", **LINEAR)
-    signed = sign(Proposal(agreement.study, agreement), read_signer(federation.network.operator))
+    signed = sign(Proposal(agreement), read_signer(federation.network.operator))
     job = Path(submit.ABPSRecipe(signed, 1).written(str(tmp_path)))
     custom = job / "app" / "custom"
     custom.mkdir(parents=True)

@@ -112,7 +112,7 @@ def test_the_dry_run_finds_names_and_units_and_its_map_gives_the_same_table(tabl
 def test_the_map_is_in_the_codebook_and_in_the_proposal_s_digest(tables, capsys):
     own = site(tables, "theirs.csv")
     agreed = book(tables)
-    plain = Proposal("s", Agreement("s", "abps-plus", agreed))
+    plain = Proposal(Agreement("s", "abps-plus", agreed))
     map_path(own.table).write_text('[Creatinin]\nname = "creatinine"\nfactor = 0.01131\n')
     digest = map_digest(own.table)
     with pytest.raises(RequestError, match="is not the map that the study's codebook was made with"):
@@ -135,7 +135,7 @@ def test_the_map_is_in_the_codebook_and_in_the_proposal_s_digest(tables, capsys)
         with pytest.raises(RequestError, match="is not the map"):  # gone, or another
             own.read_table(replace(bound, columns=bound.columns[1:2]))
     map_path(own.table).write_text(text)
-    study = Proposal("s", Agreement("s", "abps-plus", bound))
+    study = Proposal(Agreement("s", "abps-plus", bound))
     assert study.digest() != plain.digest() and digest in str(study.terms())
     assert study.agreement.digest() != plain.agreement.digest()
 

@@ -19,6 +19,7 @@ from abps.sites.consent.proposal import Proposal
 from abps.sites.coordinator.masked import measure
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import measuring
+from abps.sites.node.context import Terms
 from abps.sites.node.privacy_ledger import account_of
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
@@ -52,7 +53,7 @@ class Desks(Relay):
     def _counter(self, name):
         store = Store.open(self.path(name), name, self.agreement.digest(), self.agreement.notes())
         table = self.given.table(name, self.agreement.book)
-        return measuring.ScaleCounting(name, self.agreement, table, store, secret=7)
+        return measuring.ScaleCounting(name, self.agreement, table, store, Terms(secret=7))
 
     def path(self, name):
         return self.folder / f"{name}-scales.sqlite"
@@ -236,7 +237,7 @@ def test_counts_are_paid_for(four, tmp_path):
 
 def test_the_proposal_says_what_is_counted(four):
     agreement = uncounted(four, "fedavg", model="linear")
-    terms = Proposal("test", agreement).terms()
+    terms = Proposal(agreement).terms()
     assert terms["counted by all sites under masks before"] == list(agreement.uncounted)
     assert agreement.uncounted == agreement.book.numbers
     told = replace(agreement, book=four.book(11, "common"))

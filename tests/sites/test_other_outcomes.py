@@ -110,7 +110,7 @@ def test_sites_do_what_the_simulation_does(tmp_path, spec, method, settings):
     agreement = counted(files, plain, tmp_path)
     book = agreement.book
     assert book.outcome.agreed
-    terms = Proposal("test", agreement).terms()
+    terms = Proposal(agreement).terms()
     assert terms["predicts"] == spec
     network = LoopbackNetwork()
     for name, file in files.items():
@@ -176,7 +176,7 @@ def test_a_common_scale_and_grid_follow_from_masked_counts(tmp_path):
 def test_what_leaves_is_shown_before(tmp_path):
     files = site_files(tmp_path, frame_of("survival"), "survival")
     agreement = Agreement("test", "abps-plus", book_of(files), 11, 4, {})
-    shown = preview(files["east"], Proposal("test", agreement))
+    shown = preview(files["east"], Proposal(agreement))
     assert any("times of events" in v.name for v in shown)
     assert any(v.name == "validation C-index of the model" for v in shown)
 

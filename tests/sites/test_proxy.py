@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites.consent import preflight, proxy, sitefile
+from abps.sites.consent import preflight, sitefile
 from abps.sites.consent.kit import read_kit
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
@@ -73,7 +73,7 @@ def made(tmp_path_factory, four):
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
-    for name in (*proxy.VARIABLES, "no_proxy", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY"):
+    for name in (*preflight.PROXY_VARIABLES, "no_proxy", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -86,28 +86,28 @@ def with_proxy(network, url: str):
 def test_the_check_goes_through_the_proxy(made, monkeypatch):
     _, network, port = made
     kit = with_proxy(network, "")
-    assert proxy.proxy_of(kit) is None and "grpc_proxy" not in kits.command(kit.folder)[1]
+    assert preflight.proxy_of(kit) is None and "grpc_proxy" not in kits.command(kit.folder)[1]
     with socket.create_server(("127.0.0.1", port)):
         through = Proxy()
         kit = with_proxy(network, through.url.replace("http://", "http://us%40er:word@"))
-        proxy.connect(kit, 5.0).close()
+        preflight.connect(kit, 5.0).close()
         assert through.heads[0].startswith(f"CONNECT localhost:{port} ")
         assert "Proxy-Authorization: Basic dXNAZXI6d29yZA==" in through.heads[0]
         assert kits.command(kit.folder)[1]["grpc_proxy"] == f"http://us%40er:word@{through.url[7:]}"
         with_proxy(network, "")
         monkeypatch.setenv("https_proxy", through.url)
-        proxy.connect(kit, 5.0).close()
+        preflight.connect(kit, 5.0).close()
         assert len(through.heads) == 2
         monkeypatch.setenv("no_proxy", "localhost")
-        proxy.connect(kit, 5.0).close()
-        assert len(through.heads) == 2 and proxy.proxy_of(kit) is None
+        preflight.connect(kit, 5.0).close()
+        assert len(through.heads) == 2 and preflight.proxy_of(kit) is None
     closed = with_proxy(network, Proxy(allow=False).url)
     found = {check.name: check for check in preflight.checks(closed)}
     assert found["proxy"].state == "ok" and found["port"].state == "fail"
     assert "403 Forbidden" in found["port"].sentence and "word" not in str(found["proxy"])
     for wrong in ("proxy:3128", "https://proxy:3128", "http://proxy", "http://proxy:many"):
         with pytest.raises(RequestError, match="is no proxy: give http://HOST:PORT"):
-            proxy.proxy_of(with_proxy(network, wrong))
+            preflight.proxy_of(with_proxy(network, wrong))
     assert {c.name: c.state for c in preflight.checks(kit)}["proxy"] == "fail"
 
 

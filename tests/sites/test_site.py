@@ -210,15 +210,14 @@ def test_what_an_unruly_peer_sends_is_refused_and_counted(pair):
 
 def test_a_flood_of_messages_is_cut_off(pair):
     bad, good = pair
-    good.gate._now = lambda: 0.0
-    for _ in range(good.context.limits.burst + 50):
+    for _ in range(good.context.terms.limits.per_round + 50):
         good.receive(bad.name, "upload", b"")
     assert good.store.refusals()[(bad.name, "too many messages")] >= 50
 
 
 def test_a_peer_that_is_refused_too_often_is_not_heard_any_more(pair):
     bad, good = pair
-    for _ in range(good.context.limits.refusals):
+    for _ in range(good.context.terms.limits.refusals):
         good.receive(bad.name, "upload", b"x")
     assert good.receive(bad.name, "request", pack_request(0, 1, bad.context.id)) == b""
     assert good.store.refusals()[(bad.name, "in quarantine")] == 1

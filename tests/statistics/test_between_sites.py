@@ -217,7 +217,7 @@ def test_a_study_that_waits_opens_no_sum_without_a_member_and_names_it(tmp_path)
     store = Store.look(tmp_path / "east" / "effects.sqlite")
     assert "opened" not in store.facts()
     store.close()
-    terms = Proposal("effects", study.agreement("age", "effects", NAMES[:4]), NAMES[:4]).terms()
+    terms = Proposal(study.agreement("age", "effects", NAMES[:4]), NAMES[:4]).terms()
     assert "no sum is opened without every approved member" in terms["if a member is absent"]
 
 

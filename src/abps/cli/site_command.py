@@ -27,9 +27,8 @@ HELP = """The real federation: hospitals that keep their tables, over NVIDIA FLA
 
 3. The relay, `abps site start kits/relay`, and each hospital, `abps site start kits/north`
 
-4. Each hospital, after reading its codebook: `abps site share kits/north --by "Dr. Ada Example"`; then the
-operator: `abps site gather --kit kits/operator@federation.example --study icu --out book.json` and
-`abps site submit --kit kits/operator@federation.example --study icu --codebook book.json`
+4. Each hospital reads `kits/north/local/codebook.json` and hands it to the operator, who proposes a study:
+`abps site submit --kit kits/operator@federation.example --study icu --codebook north.json --codebook …`
 
 5. Each hospital, after reading the proposal: `abps site proposals kits/north`, then
 `abps site approve kits/north icu --proposal DIGEST --by "Dr. Ada Example"`
@@ -132,8 +131,8 @@ def own_file(where: Path) -> sitefile.SiteFile:
 
 
 @contextlib.contextmanager
-def study_store(where: Path, study: str | None) -> Iterator[Store]:
-    """The store of a study at the site whose kit or folder this is."""
+def study_store(where: Path, study: str | None, check: bool = True) -> Iterator[Store]:
+    """The store of a study at the site whose kit or folder this is.  check: refuse it if it was changed."""
     own = own_file(where)
     if study is not None:
         found = [own.store_of(study)]
@@ -142,7 +141,7 @@ def study_store(where: Path, study: str | None) -> Iterator[Store]:
     if len(found) != 1:
         names = ", ".join(path.stem for path in found) or "none yet"
         raise RequestError(f"{own.site} takes part in {len(found)} studies ({names}); name one with --study")
-    with contextlib.closing(Store.look(found[0])) as store:
+    with contextlib.closing(Store.look(found[0], check)) as store:
         yield store
 
 

@@ -21,7 +21,7 @@ from abps.cli.site_command import emit, need_engine, own_file, say, show, show_r
 from abps.core.errors import RequestError
 from abps.data import harmonise as maps
 from abps.data.prepare import excluded_columns
-from abps.sites.consent import approval, keys, preflight, sharing, sitefile
+from abps.sites.consent import approval, keys, preflight, sitefile
 from abps.sites.consent import preview as values
 from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.kit import Role, participant_kit, read_certificate, read_kit
@@ -153,25 +153,10 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def share(kit: Kit, by: By, as_json: options.Json = False) -> None:
-    """Let the network's operators have this site's codebook, as it is now. Read it before.
-
-    It leaves when an operator gathers codebooks, in a letter that the relay cannot read. A codebook that is
-    written anew has to be shared anew.
-
-    Example: abps site share kits/north --by "Dr. Ada Example"
-    """
-    own, book = own_file(kit), sharing.read(site_command.local(kit))
-    line = sharing.share(own.journal(kit), book, by)
-    person, what = line.facts["by"], f"{len(book.sources)} columns"
-    summary = {"site": own.site, "codebook": line.facts["codebook"], "by": person, "at": line.at}
-    emit(as_json, summary, f"{own.site}: {person} shares the codebook ({what}) with operators")
-
-
 def preview(
     kit: Kit,
     study: Annotated[
-        str | None, typer.Argument(help="A study that was proposed (default: what init would share).")
+        str | None, typer.Argument(help="A study that was proposed (default: the codebook).")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all values into this CSV file.")] = None,
     as_json: options.Json = False,
@@ -350,7 +335,7 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
     lines = len(journal.lines())
     if study is not None:
         audit.check_not_gone(own.store_of(study), own.site, signer, partner or [])
-    with study_store(kit, study) as store:
+    with study_store(kit, study, check=False) as store:
         found = audit.verify(store, signer, _heads(store, own, partner))
         faults = [*found.faults, *approval.journal_faults(store, journal)]
     facts = {"rows": found.rows, "heads": found.heads, "partners": found.partner_heads, "journal": lines}
@@ -579,6 +564,6 @@ def _show_courier(courier: Any, out: Path | None, said: list[str], as_json: bool
 
 
 COMMANDS = (
-    init, start, check, share, preview, proposals, approve, refuse, withdraw, status, export,
+    init, start, check, preview, proposals, approve, refuse, withdraw, status, export,
     verify, backup, restore, request, install, console, explain, harmonise,
 )  # fmt: skip

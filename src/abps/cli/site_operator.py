@@ -72,33 +72,6 @@ def provision(
     )
 
 
-def gather(
-    kit: OperatorKit,
-    study: Annotated[str, typer.Option(help="The study for which codebooks are asked.")],
-    out: Annotated[Path, typer.Option(help="Write the common codebook here.")],
-    members: Annotated[str, typer.Option(help="Comma-separated sites to ask (default: all).")] = "",
-    approval: Approval = 0.0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the job itself.")] = 600.0,
-    as_json: options.Json = False,
-) -> None:
-    """Ask the sites for their codebooks and write the common one. Only what sites have shared comes.
-
-    Example: abps site gather --kit kits/operator@federation.example --study icu --out codebook.json
-    """
-    need_engine()
-    from abps.data.codebook import merged
-    from abps.sites.flare.submit import gather as ask
-
-    files.check_writable(out.absolute().parent)
-    done = ask(kit, study, options.split(members), approval, wait)
-    book, names = merged(list(done.books.values())), sorted(done.books)
-    files.write_json(out, book.to_json())
-    facts = {"job": done.job, "from": names, "left_out": done.left_out, "columns": len(book.columns)}
-    lines = [f"{name} has sent none: {why}" for name, why in sorted(done.left_out.items())]
-    head = f"codebooks of {', '.join(names)}: {len(book.columns)} encoded columns"
-    emit(as_json, facts, head, *lines, f"wrote {out}")
-
-
 def submit(
     kit: OperatorKit,
     study: Named,
@@ -347,4 +320,4 @@ def study_settings(method: str, pairs: list[str] | None, rounds: int | None) -> 
     return settings, config.stop.rounds
 
 
-COMMANDS = (provision, gather, submit, rehearse, certify, revoke)
+COMMANDS = (provision, submit, rehearse, certify, revoke)

@@ -60,8 +60,7 @@ from abps.models.common_fit import FitState
 from abps.models.hierarchical import center_curvatures, common_sums
 from abps.models.interactions import PairTerms, candidates, earned, pair_sums
 from abps.models.training import Training
-from abps.wire.fields import Fields
-from abps.wire.number_lists import Field, Form, NumberList, length
+from abps.wire.number_lists import Field, Fields, Form, NumberList, length
 
 #: Exchanges about variances, and steps of a cluster's fit before and after its members are chosen again.
 VARIANCE_EXCHANGES = 2

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from abps.methods.base import Decisions, Floats
 from abps.methods.plus_state import LocalRows, PlusState
 from abps.models.structure import Whitening
-from abps.wire.fields import Fields
+from abps.wire.number_lists import Fields
 
 #: Distances from the middle of all scores, in medians: beyond the first a score is shortened, beyond the
 #: second it is left out.

@@ -19,8 +19,7 @@ from abps.models.families import family_of
 from abps.models.hierarchical import CenterRows, CommonModel
 from abps.models.interactions import PairTerms, candidates
 from abps.models.newton import column_kinds
-from abps.wire.fields import Fields
-from abps.wire.number_lists import Field
+from abps.wire.number_lists import Field, Fields
 
 #: Variance of intercepts before anything is known, and of coefficients when deviations are first estimated.
 FIRST_INTERCEPT_VARIANCE = 4.0

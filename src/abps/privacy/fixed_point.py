@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 
+#: Arrays of these add modulo 2^64.
 Ring = NDArray[np.uint64]
 
 #: Binary digits after the point: a millionth is kept, and sums may reach nine million million.
@@ -38,16 +39,9 @@ def decode(total: Ring, digits: int = DIGITS) -> NDArray[np.float64]:
     return total.view(np.int64) / 2.0**digits
 
 
-def add(first: Ring, second: Ring) -> Ring:
-    """Sum modulo 2^64."""
-    with np.errstate(over="ignore"):
-        return first + second
-
-
 def exact_sum(values: NDArray[np.float64], digits: int = DIGITS) -> NDArray[np.float64]:
     """(k,) the sum of (centers, k), as masked centers would arrive at it."""
-    with np.errstate(over="ignore"):
-        return decode(encode(values, len(values), digits).sum(axis=0, dtype=np.uint64), digits)
+    return decode(encode(values, len(values), digits).sum(axis=0, dtype=np.uint64), digits)
 
 
 #: Two public keys and a signature; a sealed pair of shares with 32 bytes for checks; a signature; one share;

@@ -31,6 +31,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -41,8 +42,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from abps.privacy import fixed_point
-from abps.privacy.fixed_point import Ring
+from abps.privacy.fixed_point import SHARE, Ring
 
 
 class SumError(Exception):
@@ -87,11 +87,12 @@ class Group:
         try:
             Ed25519PublicKey.from_public_bytes(self.identities[name]).verify(signature, content)
         except (InvalidSignature, KeyError, ValueError) as error:
-            raise SumError(f"a message said to be {name}'s was not signed by it") from error
+            raise SumError(
+                f"a message said to be {name}'s, or the list of who is present in it, was not signed by it"
+            ) from error
 
 
-@dataclass(frozen=True)
-class Keys:
+class Keys(NamedTuple):
     """A member's public keys of one sum, signed: for masks and for shares, 32 bytes each."""
 
     mask: bytes
@@ -99,27 +100,11 @@ class Keys:
     signature: bytes
 
 
-@dataclass(frozen=True)
-class Shares:
-    """What a member gives to others of its secrets, each readable by one of them alone."""
-
-    sealed: Mapping[str, bytes]
-
-
-@dataclass(frozen=True)
-class PresenceList:
-    """Who has sent a vector, as the relay says, and a member's signature on it."""
-
-    names: tuple[str, ...]
-    signature: bytes
-
-
-@dataclass(frozen=True)
-class UnmaskShares:
+class UnmaskShares(NamedTuple):
     """A member's shares: of the seeds of those on the list, of the mask keys of those that fell away."""
 
-    seeds: Mapping[str, int]
-    masks: Mapping[str, int]
+    seeds: Mapping[str, bytes]
+    masks: Mapping[str, bytes]
 
 
 @dataclass
@@ -134,7 +119,7 @@ class Member:
     _seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _proofs: dict[str, bytes] = field(default_factory=dict)
     _keys: dict[str, Keys] = field(default_factory=dict)
-    _held: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _held: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     _listed: tuple[str, ...] | None = None
     _open: bool = False
 
@@ -143,8 +128,8 @@ class Member:
         mask, share = _public(self._mask), _public(self._share)
         return Keys(mask, share, self.identity.sign(self.group.signed(f"keys of {self.name}", mask, share)))
 
-    def shares(self, keys: Mapping[str, Keys]) -> Shares:
-        """Step 2: from everybody's keys, what each other member shall keep."""
+    def shares(self, keys: Mapping[str, Keys]) -> dict[str, bytes]:
+        """Step 2: from everybody's keys, what each other member shall keep, readable by it alone."""
         if self._keys:
             raise SumError("the keys of this sum came twice")
         for name, each in keys.items():
@@ -167,9 +152,9 @@ class Member:
             if name == self.name:
                 self._held[name] = (seed[place], mask[place])
                 continue
-            plain = seed[place].to_bytes(33, "big") + mask[place].to_bytes(33, "big") + proof
+            plain = seed[place] + mask[place] + proof
             sealed[name] = ChaCha20Poly1305(self._line(name, self.name)).encrypt(bytes(12), plain, None)
-        return Shares(sealed)
+        return sealed
 
     def keep(self, sender: str, sealed: bytes) -> None:
         """Step 2, the other end: another member's shares for this one."""
@@ -179,24 +164,25 @@ class Member:
             plain = ChaCha20Poly1305(self._line(sender, sender)).decrypt(bytes(12), sealed, None)
         except InvalidTag as error:
             raise SumError(f"the shares of {sender} were altered on their way") from error
-        if len(plain) != 98:
+        if len(plain) != 2 * SHARE + 32:
             raise SumError(f"the shares of {sender} have {len(plain)} bytes")
-        self._held[sender] = (int.from_bytes(plain[:33], "big"), int.from_bytes(plain[33:66], "big"))
-        self._proofs[sender] = plain[66:]
+        self._held[sender] = (plain[:SHARE], plain[SHARE : 2 * SHARE])
+        self._proofs[sender] = plain[2 * SHARE :]
 
     def masked(self, vector: Ring) -> Ring:
         """Step 3: the vector and its check, under all masks. Those who gave no shares do not take part."""
         if len(self._held) < self.group.threshold:
             raise SumError(f"{len(self._held)} members gave shares, {self.group.threshold} must")
         vector = np.append(vector, self._check(vector))
-        total = fixed_point.add(vector, _stream(_seed_key(self._seed, self.group.context), len(vector)))
+        total = vector + _stream(_derive(self._seed, self.group.context, "own mask"), len(vector))
         for name in self._held:
             if name != self.name:
-                pair = pair_mask(self._mask, self._keys[name].mask, self.group, self.name, name, len(vector))
-                total = fixed_point.add(total, pair)
+                total = total + pair_mask(
+                    self._mask, self._keys[name].mask, self.group, self.name, name, len(vector)
+                )
         return total
 
-    def present(self, names: Iterable[str]) -> PresenceList:
+    def present(self, names: Iterable[str]) -> bytes:
         """Step 4, first half: sign the list of those whose vectors the relay has."""
         listed = tuple(name for name in self.group.members if name in set(names))
         if self._listed is not None and listed != self._listed:
@@ -206,21 +192,17 @@ class Member:
         if self.name not in listed or not set(listed) <= set(self._held):
             raise SumError("the list of who is present is not true here; the sum is not opened")
         self._listed = listed
-        return PresenceList(
-            listed, self.identity.sign(self.group.signed("present", "\0".join(listed).encode()))
-        )
+        return self.identity.sign(self.group.signed("present", "\0".join(listed).encode()))
 
-    def open(self, signed: Mapping[str, PresenceList]) -> UnmaskShares:
+    def open(self, signatures: Mapping[str, bytes]) -> UnmaskShares:
         """Step 4, second half: once enough have signed the same list, give the shares that belong to it."""
         if self._open or self._listed is None:
             raise SumError("nothing is opened twice, or before the list is signed")
         content = self.group.signed("present", "\0".join(self._listed).encode())
-        for name, each in signed.items():
-            if each.names != self._listed:
-                raise SumError(f"{name} signed another list of who is present; the sum is not opened")
-            self.group.check(name, each.signature, content)
-        if len(set(signed) & set(self._listed)) < self.group.threshold:
-            raise SumError(f"{len(signed)} members signed the list, {self.group.threshold} must")
+        for name, signature in signatures.items():
+            self.group.check(name, signature, content)
+        if len(set(signatures) & set(self._listed)) < self.group.threshold:
+            raise SumError(f"{len(signatures)} members signed the list, {self.group.threshold} must")
         self._open = True
         gone = [name for name in self._held if name not in self._listed]
         return UnmaskShares(
@@ -237,8 +219,7 @@ class Member:
         """The sum of a vector times weights that only members know."""
         said = b"".join(self._proofs[name] for name in self.group.members if name in self._proofs)
         key = _derive(said, self.group.context, "check")
-        with np.errstate(over="ignore"):
-            return np.uint64((vector * _stream(key, len(vector))).sum(dtype=np.uint64))
+        return np.uint64((vector * _stream(key, len(vector))).sum(dtype=np.uint64))
 
     def _line(self, other: str, sender: str) -> bytes:
         """The key of what one of the two sends the other."""
@@ -274,22 +255,20 @@ class Collector:
         size = len(next(iter(self.vectors.values())))
         total = np.zeros(size, dtype=np.uint64)
         for vector in self.vectors.values():
-            total = fixed_point.add(total, vector)
+            total = total + vector
         for name in self.vectors:
             seed = self._joined(name, {who: each.seeds for who, each in opened.items()})
-            total = fixed_point.add(total, _negative(_stream(_seed_key(seed, self.group.context), size)))
+            total = total - _stream(_derive(seed, self.group.context, "own mask"), size)
         for name in (each for each in sharing if each not in self.vectors):
             raw = self._joined(name, {who: each.masks for who, each in opened.items()})
             mask = X25519PrivateKey.from_private_bytes(raw)
             if _public(mask) != self.keys[name].mask:
                 raise SumError(f"the shares of {name} do not give back its key")
             for other in self.vectors:  # what the present ones added for the pair with the absent one
-                total = fixed_point.add(
-                    total, pair_mask(mask, self.keys[other].mask, self.group, name, other, size)
-                )
+                total = total + pair_mask(mask, self.keys[other].mask, self.group, name, other, size)
         return total
 
-    def _joined(self, name: str, shares: Mapping[str, Mapping[str, int]]) -> bytes:
+    def _joined(self, name: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         found = {self.group.place(who): each[name] for who, each in shares.items() if name in each}
         if len(found) < self.group.threshold:
             raise SumError(f"{len(found)} shares of {name}, {self.group.threshold} are needed")
@@ -308,19 +287,10 @@ def _derive(secret: bytes, context: str, words: str) -> bytes:
     return HKDF(hashes.SHA256(), 32, None, info).derive(secret)
 
 
-def _seed_key(seed: bytes, context: str) -> bytes:
-    return _derive(seed, context, "own mask")
-
-
 def _stream(key: bytes, count: int) -> Ring:
     """(count,) random words of a key (ChaCha20)."""
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
     return np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
-
-
-def _negative(words: Ring) -> Ring:
-    with np.errstate(over="ignore"):
-        return np.uint64(0) - words
 
 
 def pair_mask(mine: X25519PrivateKey, theirs: bytes, group: Group, me: str, peer: str, count: int) -> Ring:
@@ -328,14 +298,14 @@ def pair_mask(mine: X25519PrivateKey, theirs: bytes, group: Group, me: str, peer
     names = sorted((me, peer), key=group.place)
     secret = mine.exchange(X25519PublicKey.from_public_bytes(theirs))
     words = _stream(_derive(secret, group.context, f"mask of {names[0]} and {names[1]}"), count)
-    return words if me == names[0] else _negative(words)
+    return words if me == names[0] else np.uint64(0) - words
 
 
 #: The smallest prime above 2^256: a secret of 32 bytes is one element of its field.
 PRIME = 2**256 + 297
 
 
-def split_secret(secret: bytes, places: int, threshold: int) -> dict[int, int]:
+def split_secret(secret: bytes, places: int, threshold: int) -> dict[int, bytes]:
     """Shamir shares of a secret of 32 bytes for the places 1..places (Shamir 1979).
 
     Any ``threshold`` of them give the secret back; fewer reveal nothing.
@@ -346,17 +316,16 @@ def split_secret(secret: bytes, places: int, threshold: int) -> dict[int, int]:
         raise ValueError(f"threshold {threshold} of {places} places")
     constant = int.from_bytes(secret, "big")
     coefficients = [constant, *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
-    return {x: _polynomial(coefficients, x) for x in range(1, places + 1)}
+    shares = {}
+    for x in range(1, places + 1):
+        value = 0
+        for c in reversed(coefficients):
+            value = (value * x + c) % PRIME
+        shares[x] = value.to_bytes(SHARE, "big")
+    return shares
 
 
-def _polynomial(coefficients: list[int], x: int) -> int:
-    value = 0
-    for c in reversed(coefficients):
-        value = (value * x + c) % PRIME
-    return value
-
-
-def join_shares(shares: Mapping[int, int]) -> bytes:
+def join_shares(shares: Mapping[int, bytes]) -> bytes:
     """The secret from at least ``threshold`` shares by place (Lagrange interpolation at zero).
 
     Fewer shares give an unrelated number, or ValueError.
@@ -368,7 +337,7 @@ def join_shares(shares: Mapping[int, int]) -> bytes:
             if other != x:
                 above = above * other % PRIME
                 below = below * (other - x) % PRIME
-        total = (total + y * above * pow(below, -1, PRIME)) % PRIME
+        total = (total + int.from_bytes(y, "big") * above * pow(below, -1, PRIME)) % PRIME
     if total >= 2**256:
         raise ValueError("these shares do not belong together")
     return total.to_bytes(32, "big")

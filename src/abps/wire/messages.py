@@ -10,29 +10,40 @@ heads of logs. Each begins with sixteen bytes, the unit the ledger counts:
 
 Most have a body after it: an upload or a broadcast its content, the head of a log the number of rows (u64), a
 digest (32 bytes) and the signature.
+
+A study speaks exactly one version of this: the one of its signed proposal. Nobody can talk a site into an
+older one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from abps.core.ledger import CONTROL_MESSAGE
+
+#: (major, minor) of this abps. 3.0: exchanges with a coordinator alone; masked sums carry a check.
+#: 3.1: missed broadcasts without headers of their own.
+VERSION = (3, 1)
 
 _LAYOUT = struct.Struct("<BBHIQ")
 _HEAD_BODY = struct.Struct("<Q32s")
 assert _LAYOUT.size == CONTROL_MESSAGE
 
-_REQUEST, _UPLOAD, _BROADCAST, _HEAD = 34, 36, 37, 38
-_WORDS = {
-    _REQUEST: "a request for broadcasts",
-    _UPLOAD: "an upload",
-    _BROADCAST: "a broadcast",
-    _HEAD: "the head of a log",
-}
+#: The longest signature of a head; more restores than these cannot be written into a message.
+LONGEST_SIGNATURE, MOST_RESTORES = 1024, 0xFF
 
-#: The longest signature of a head.
-LONGEST_SIGNATURE = 1024
+
+class MessageKind(IntEnum):
+    """What a message is."""
+
+    REQUEST = 34
+    UPLOAD = 36
+    BROADCAST = 37
+    HEAD = 38
 
 
 class MessageError(ValueError):
@@ -40,91 +51,92 @@ class MessageError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Parts:
-    detail: int
-    count: int
+class Message:
+    """A message's parts, as they are sent."""
+
     round: int
     sender: int
     body: bytes
+    detail: int
+    count: int
 
 
-def _pack(kind: int, round: int, sender: int, body: bytes = b"", detail: int = 0, count: int = 0) -> bytes:
+@dataclass(frozen=True)
+class Head:
+    """A signed head of a log: how many rows, the digest of the last, and the owner's signature.
+
+    site: the owner, which is not sent.  restores: how often the store had been brought back from a backup
+    when the head was signed.
+    """
+
+    site: str
+    rows: int
+    round: int
+    digest: bytes
+    signature: bytes = b""
+    restores: int = 0
+
+
+def pack(
+    kind: MessageKind, round: int, sender: int, body: bytes = b"", detail: int = 0, count: int = 0
+) -> bytes:
+    """A message as bytes."""
     return _LAYOUT.pack(kind, detail, count, round, sender) + body
 
 
-def _unpack(data: bytes, kind: int, body: int | None = 0) -> _Parts:
-    """The parts of a message of one kind, or :class:`MessageError`; body: its length, none for any."""
-    if len(data) < CONTROL_MESSAGE or (body is not None and len(data) != CONTROL_MESSAGE + body):
-        raise MessageError(f"{len(data)} bytes are not {_WORDS[kind]}")
+def unpack(data: bytes, kind: MessageKind) -> Message:
+    """The parts of a message of one kind, or :class:`MessageError`."""
+    what = kind.name.lower()
+    if len(data) < CONTROL_MESSAGE or (kind is MessageKind.REQUEST and len(data) != CONTROL_MESSAGE):
+        raise MessageError(f"{len(data)} bytes are no {what}")
     number, detail, count, round, sender = _LAYOUT.unpack_from(data)
-    parts = _Parts(detail, count, round, sender, data[CONTROL_MESSAGE:])
     if number != kind:
-        raise MessageError(f"kind {number} is not {_WORDS[kind]}")
-    if (parts.detail and kind != _HEAD) or (parts.count and kind not in (_REQUEST, _HEAD)):
-        raise MessageError(f"detail {parts.detail} and count {parts.count} are not those of {_WORDS[kind]}")
-    return parts
+        raise MessageError(f"kind {number} is no {what}")
+    if kind is not MessageKind.HEAD and (detail or (count and kind is not MessageKind.REQUEST)):
+        raise MessageError(f"detail {detail} and count {count} are not those of a {what}")
+    return Message(round, sender, data[CONTROL_MESSAGE:], detail, count)
 
 
 def pack_upload(content: bytes, round: int, sender: int) -> bytes:
     """What a member sends to the coordinator of a round."""
-    return _pack(_UPLOAD, round, sender, content)
-
-
-def unpack_upload(data: bytes) -> tuple[bytes, int, int]:
-    """Content, round and the number that the sender claims, or :class:`MessageError`."""
-    parts = _unpack(data, _UPLOAD, None)
-    return parts.body, parts.round, parts.sender
+    return pack(MessageKind.UPLOAD, round, sender, content)
 
 
 def pack_broadcast(content: bytes, round: int, sender: int) -> bytes:
     """What the coordinator of a round sends to a member."""
-    return _pack(_BROADCAST, round, sender, content)
-
-
-def unpack_broadcast(data: bytes) -> tuple[bytes, int, int]:
-    """Content, round and the number that the sender claims, or :class:`MessageError`."""
-    parts = _unpack(data, _BROADCAST, None)
-    return parts.body, parts.round, parts.sender
+    return pack(MessageKind.BROADCAST, round, sender, content)
 
 
 def pack_request(after: int, round: int, sender: int) -> bytes:
     """A member asks for the broadcasts after a round."""
-    return _pack(_REQUEST, round, sender, count=after)
+    return pack(MessageKind.REQUEST, round, sender, count=after)
 
 
-def unpack_request(data: bytes) -> tuple[int, int, int]:
-    """The last round that is known, the present one, and the number that the sender claims."""
-    parts = _unpack(data, _REQUEST)
-    return parts.count, parts.round, parts.sender
-
-
-@dataclass(frozen=True)
-class HeadMessage:
-    """The signed head of a log.  restores: how often its store had been brought back from a backup."""
-
-    rows: int
-    digest: bytes
-    signature: bytes
-    round: int
-    restores: int = 0
-
-
-#: More restores than this cannot be written into a message.
-MOST_RESTORES = 0xFF
-
-
-def pack_head(head: HeadMessage, sender: int) -> bytes:
-    """The signed head of a log as a message."""
+def pack_head(head: Head, sender: int) -> bytes:
+    """The signed head of a log."""
     body = _HEAD_BODY.pack(head.rows, head.digest) + head.signature
-    detail = min(head.restores, MOST_RESTORES)
-    return _pack(_HEAD, head.round, sender, body, detail=detail, count=len(head.signature))
+    return pack(
+        MessageKind.HEAD, head.round, sender, body, min(head.restores, MOST_RESTORES), len(head.signature)
+    )
 
 
-def unpack_head(data: bytes) -> tuple[HeadMessage, int]:
-    """The head and the number that the sender claims; or :class:`MessageError`."""
-    parts = _unpack(data, _HEAD, None)
+def unpack_head(data: bytes, site: str) -> tuple[Head, int]:
+    """The head, taken for one of ``site``'s log, and the number that its sender claims; or
+    :class:`MessageError`."""
+    parts = unpack(data, MessageKind.HEAD)
     if parts.count > LONGEST_SIGNATURE or len(parts.body) != _HEAD_BODY.size + parts.count:
         raise MessageError(f"{len(data)} bytes for a head with a signature of {parts.count}")
     rows, digest = _HEAD_BODY.unpack_from(parts.body)
-    head = HeadMessage(rows, digest, parts.body[_HEAD_BODY.size :], parts.round, parts.detail)
-    return head, parts.sender
+    signature = parts.body[_HEAD_BODY.size :]
+    return Head(site, rows, parts.round, digest, signature, parts.detail), parts.sender
+
+
+def sender_ids(study: str, job: str) -> Callable[[str], int]:
+    """The number by which a site's messages name their sender, bound to study and job: what belongs to one
+    cannot be passed off as part of another."""
+
+    def bound(name: str) -> int:
+        text = "\0".join((study, job, name)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+    return bound

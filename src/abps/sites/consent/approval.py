@@ -23,9 +23,8 @@ from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import Policy, safe_name
 from abps.sites.protocol.commands import DeclineCode, DeclineError
 from abps.sites.store.audit import sign_head
-from abps.sites.store.file import StoreInUse
 from abps.sites.store.rows import EntryKind, LogEntry
-from abps.sites.store.store import Store
+from abps.sites.store.store import Store, StoreInUse
 
 #: Where proposals wait, beside the stores.
 FOLDER = "proposals"
@@ -213,40 +212,33 @@ class Consent:
         self.signed, self.proposal = signed, signed.proposal
         self.authority = authority
         self._until: float | None = None
-        self._seen: tuple[object, ...] = ()
+        self._seen: tuple[int, int] | None = None  # the journal, when it was read last
 
-    def given(self, shared: JournalLine | None = None) -> JournalLine:
+    def given(self) -> JournalLine:
         """The approval of this proposal; :class:`DeclineError` if there is none.
 
         What the policy rules out is refused without a question; a new proposal is stored for somebody to
-        read.  shared: the line by which somebody let the codebook out that is asked for.
+        read.
         """
         proposal = self.proposal
         with declining(DeclineCode.PROPOSAL):
             operator = self.signed.operator(self.authority)
             if self.signed.revoked(self._revoked, operator):
                 raise RequestError(f"{operator} was expelled; its proposals are not kept, and get nothing")
-        if proposal.agreement is not None:
-            with declining(DeclineCode.POLICY):
-                self.policy.check(proposal.agreement)
+        with declining(DeclineCode.POLICY):
+            self.policy.check(proposal.agreement)
         with declining(DeclineCode.APPROVAL):
             keep(self.folder, self.journal, self.signed, operator)
-            held = decision_on(self.journal.lines(), proposal.study, proposal.digest()) or shared
+            held = decision_on(self.journal.lines(), proposal.study, proposal.digest())
         if held is None and self.policy.approve == "auto":
             held = self.journal.write(
                 JournalEvent.APPROVED, study=proposal.study, proposal=proposal.digest(), by=AUTOMATIC
             )
-        if held is None and proposal.agreement is not None:
+        if held is None:
             raise DeclineError(
                 DeclineCode.APPROVAL,
                 f"the study {proposal.study!r} waits for approval here; read it, and decide with `abps site "
                 "approve` or `abps site refuse`",
-            )
-        if held is None:
-            raise DeclineError(
-                DeclineCode.APPROVAL,
-                f"the study {proposal.study!r} asks for the codebook, and nobody has shared it; read it, and "
-                "let it out with `abps site share`",
             )
         return self._approved(held)
 
@@ -295,8 +287,9 @@ class Consent:
         if sent >= self.policy.bytes:
             why = f"{sent:,} bytes have left in this study; the policy allows {self.policy.bytes:,}"
             raise DeclineError(DeclineCode.SPENT, why)
-        stamp = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in self.journal.files())
-        if stamp == self._seen:
+        seen = self.journal.path.stat() if self.journal.path.is_file() else None
+        stamp = None if seen is None else (seen.st_size, seen.st_mtime_ns)
+        if stamp is not None and stamp == self._seen:
             return  # nothing was decided since
         held = decision_on(self.journal.lines(), self.proposal.study, self.proposal.digest())
         if held is None:

@@ -29,13 +29,10 @@ except ImportError:  # not a Unix: two commands at once are not kept apart
 
 FILE = "journal.jsonl"
 
-#: A file that has grown to this many bytes is put aside, and the chain goes on in a new one.
-ROTATE = 8_000_000
-
 #: What signatures of lines are for.
 PURPOSE = "journal"
 
-_START = bytes(chain.SIZE)
+_START = bytes(32)
 
 
 class JournalEvent(StrEnum):
@@ -45,7 +42,6 @@ class JournalEvent(StrEnum):
     APPROVED = "approved"
     REFUSED = "refused"
     WITHDRAWN = "withdrawn"
-    SHARED = "shared"
     SENT = "sent"
     RELEASED = "released"
 
@@ -75,21 +71,17 @@ class Journal:
     def lines(self) -> list[JournalLine]:
         """All lines, oldest first; a journal that was changed is refused."""
         before, found = _START, []
-        for path in self.files():
-            for k, text in enumerate(path.read_text(encoding="utf-8").splitlines()):
-                line = self._read(text, before)
-                if line is None:
-                    raise RequestError(
-                        f"{path}, line {k + 1}: it does not follow from the lines before, or its signature "
-                        "is not this site's; the journal was changed"
-                    )
-                found.append(line)
-                before = line.digest
+        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        for number, each in enumerate(text.splitlines(), 1):
+            line = self._read(each, before)
+            if line is None:
+                raise RequestError(
+                    f"{self.path}, line {number}: it does not follow from the lines before, or its signature "
+                    "is not this site's; the journal was changed"
+                )
+            found.append(line)
+            before = line.digest
         return found
-
-    def files(self) -> list[Path]:
-        old = sorted(self.folder.glob("journal.[0-9]*.jsonl"))
-        return [*old, *([self.path] if self.path.is_file() else [])]
 
     def write(self, what: JournalEvent, **facts: Any) -> JournalLine:
         """Add a line; it is on disk when this returns."""
@@ -101,7 +93,6 @@ class Journal:
             digest = chain.link(before, {"at": at, "what": str(what), **facts})
             signature = "" if self.signer is None else self.signer.sign(PURPOSE, digest).hex()
             row = {"at": at, "what": str(what), **facts, "digest": digest.hex(), "signature": signature}
-            self._rotate()
             with self.path.open("ab") as stream:
                 stream.write(chain.canonical(row) + b"\n")
                 stream.flush()
@@ -115,18 +106,12 @@ class Journal:
             digest, signature = bytes.fromhex(row.pop("digest")), str(row.pop("signature"))
             if chain.link(before, row) != digest:
                 return None
-            known = self.signer is None or self.signer.signed(PURPOSE, digest, bytes.fromhex(signature))
-            if not known:
+            if self.signer and not self.signer.signed(PURPOSE, digest, bytes.fromhex(signature)):
                 return None
             at, what = str(row.pop("at")), str(row.pop("what"))
         except (ValueError, KeyError, AttributeError, TypeError):
             return None
         return JournalLine(at, what, row, digest, signature)
-
-    def _rotate(self) -> None:
-        if self.path.is_file() and self.path.stat().st_size >= ROTATE:
-            number = 1 + len(list(self.folder.glob("journal.[0-9]*.jsonl")))
-            self.path.rename(self.folder / f"journal.{number:04}.jsonl")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

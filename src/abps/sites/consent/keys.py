@@ -15,7 +15,7 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -108,8 +108,23 @@ def signed_by(certificate: bytes, purpose: str, data: bytes, signature: bytes) -
     return True
 
 
-def certificate_owner(certificate: bytes, authority: bytes) -> tuple[str, str]:
-    """The name and the role in a certificate that the authority made and that is valid now, or ValueError."""
+class Owner(NamedTuple):
+    """Whose certificate it is."""
+
+    name: str
+    role: str
+
+
+def signer_of(certificate: bytes, authority: bytes, purpose: str, data: bytes, signature: bytes) -> Owner:
+    """The member of this network who signed these bytes for this purpose, or ValueError."""
+    owner = certificate_owner(certificate, authority)
+    if not signed_by(certificate, purpose, data, signature):
+        raise ValueError(f"it was changed after it was signed, or {owner.name} has not signed it")
+    return owner
+
+
+def certificate_owner(certificate: bytes, authority: bytes) -> Owner:
+    """The owner of a certificate that the authority made and that is valid now, or ValueError."""
     found = x509.load_pem_x509_certificate(certificate)
     try:
         found.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
@@ -119,7 +134,7 @@ def certificate_owner(certificate: bytes, authority: bytes) -> tuple[str, str]:
         raise ValueError(f"the certificate was valid until {found.not_valid_after_utc:%Y-%m-%d}")
     names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     roles = found.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
-    return str(names[0].value) if names else "", str(roles[0].value) if roles else ""
+    return Owner(str(names[0].value) if names else "", str(roles[0].value) if roles else "")
 
 
 def _framed(purpose: str, data: bytes) -> bytes:

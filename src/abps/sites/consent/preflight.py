@@ -6,9 +6,11 @@ Nothing is sent but the greeting of TLS.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import errno
+import http.client
 import json
 import os
 import shutil
@@ -16,11 +18,13 @@ import socket
 import ssl
 import stat
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import psutil
 from cryptography import x509
@@ -31,7 +35,6 @@ from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites.consent import sitefile
 from abps.sites.consent.kit import Kit, Membership, Role, read_certificate
-from abps.sites.consent.proxy import connect, proxy_of
 
 #: Days before the end of a certificate from which on every check warns.
 WARN_DAYS = 60
@@ -48,6 +51,9 @@ FEWEST_ROWS, FEWEST_EVENTS = 50, 10
 
 #: Seconds that the relay gets to answer.
 TIMEOUT = 5.0
+
+#: Where gRPC looks for a proxy, in its order; it knows these names in small letters only.
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 RENEW_KEY = "run `abps site request`, and let the operator certify it"
 RENEW_NETWORK = "the whole network needs a new authority: provision into a new folder"
@@ -181,6 +187,39 @@ def _relay(kit: Kit) -> Iterator[Check]:
     with line:
         yield Check("port", State.OK, f"{kit.host}:{kit.port} is open")
         yield handshake(kit, line)
+
+
+def proxy_of(kit: Kit) -> SplitResult | None:
+    """The proxy in a site's own file or else in the environment; none where the relay is reached directly."""
+    text = ""
+    if kit.role is Role.SITE:
+        with contextlib.suppress(RequestError):
+            text = sitefile.read(kit.local / sitefile.FILE).proxy
+    if not text and not urllib.request.proxy_bypass(kit.host):
+        text = next((os.environ[name] for name in PROXY_VARIABLES if os.environ.get(name)), "")
+    found = urlsplit(text)
+    try:
+        good = not text or (found.scheme == "http" and bool(found.hostname) and bool(found.port))
+    except ValueError:
+        good = False
+    if not good:
+        raise RequestError(f"{text!r} is no proxy: give http://HOST:PORT (TLS to the relay goes through it)")
+    return found if text else None
+
+
+def connect(kit: Kit, seconds: float) -> socket.socket:
+    """A line to the relay's port, directly or through the proxy (by CONNECT, as the engine's gRPC goes; TLS
+    stays end to end); ``OSError`` if there is none."""
+    proxy = proxy_of(kit)
+    if proxy is None:
+        return socket.create_connection((kit.host, kit.port), timeout=seconds)
+    words = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
+    who = {"Proxy-Authorization": f"Basic {base64.b64encode(words).decode()}"} if proxy.username else {}
+    line = http.client.HTTPConnection(str(proxy.hostname), proxy.port, timeout=seconds)
+    line.set_tunnel(kit.host, kit.port, who)
+    line.connect()
+    found: socket.socket = line.sock
+    return found
 
 
 def relay_port(kit: Kit) -> Check:

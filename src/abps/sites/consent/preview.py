@@ -48,8 +48,6 @@ _TO = {
 
 def preview(own: SiteFile, proposal: Proposal) -> list[OutgoingValue]:
     """Everything that this site would send anybody in a study."""
-    if proposal.agreement is None:
-        return codebook_values(codebook_of(own))
     agreement = proposal.agreement.admitted(own.allow)
     table = own.read_table(agreement.book)
     book, config = agreement.book, agreement.config()
@@ -99,7 +97,7 @@ def kept_back(own: SiteFile, proposal: Proposal | None = None) -> dict[str, str]
     table = own.read_table()
     book = _columns(own, table)
     found = excluded_columns(table, book)
-    if proposal is not None and proposal.agreement is not None:
+    if proposal is not None:
         asked = proposal.agreement.book.sources
         found |= {name: "the study does not ask for it" for name in book.sources if name not in asked}
     return found

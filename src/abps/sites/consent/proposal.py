@@ -1,8 +1,7 @@
 """A study as a proposal: what an operator asks hospitals for, signed with the operator's key.
 
 Everything that a study does follows from its agreement (method, model, settings, columns, outcome, rounds,
-seed), which the proposal holds; :meth:`Proposal.terms` says it in words for the person who decides. One
-without an agreement asks for a site's codebook alone; from the codebooks the operator makes the agreement.
+seed), which the proposal holds; :meth:`Proposal.terms` says it in words for the person who decides.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from cryptography import x509
 
@@ -21,9 +20,9 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import Signer
 from abps.sites.consent.kit import RevocationList
 from abps.sites.store import rows as chain
-from abps.wire import versions
+from abps.wire import messages
 
-SCHEMA = "abps.proposal/1"
+SCHEMA = "abps.proposal/2"
 
 #: What signatures of proposals are for.
 PURPOSE = "proposal"
@@ -31,30 +30,25 @@ PURPOSE = "proposal"
 
 @dataclass(frozen=True)
 class Proposal:
-    """agreement: what would run; None where only codebooks are asked for.
+    """agreement: what would run.  members: the sites that may take part; none: every site of the network.
 
-    study: its name.  members: the sites that may take part; none: every site of the network.
     wire: the version of the wire format that the operator's abps speaks.
     """
 
-    study: str
-    agreement: Agreement | None = None
+    agreement: Agreement
     members: tuple[str, ...] = ()
-    wire: tuple[int, int] = versions.VERSION
+    wire: tuple[int, int] = messages.VERSION
 
     @property
-    def asks(self) -> Literal["study", "codebook"]:
-        """What the sites are asked for."""
-        return "codebook" if self.agreement is None else "study"
+    def study(self) -> str:
+        return self.agreement.study
 
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
-            "study": self.study,
-            "asks": self.asks,
             "members": sorted(self.members),
             "wire": list(self.wire),
-            "agreement": None if self.agreement is None else self.agreement.to_json(),
+            "agreement": self.agreement.to_json(),
         }
 
     @staticmethod
@@ -62,18 +56,13 @@ class Proposal:
         try:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
-            given = data["agreement"]
-            agreement = None if given is None else Agreement.from_json(given)
             major, minor = data["wire"]
             members = tuple(str(name) for name in data["members"])
-            found = Proposal(str(data["study"]), agreement, members, (int(major), int(minor)))
+            return Proposal(Agreement.from_json(data["agreement"]), members, (int(major), int(minor)))
         except RequestError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(f"this is not a proposal ({error!r}); submit it with abps") from error
-        if agreement is not None and agreement.study != found.study:
-            raise RequestError(f"the proposal is of {found.study!r} and its agreement of {agreement.study!r}")
-        return found
 
     def digest(self) -> str:
         """Equal for two proposals that ask for the same."""
@@ -81,14 +70,10 @@ class Proposal:
 
     def terms(self) -> dict[str, Any]:
         """What is asked for, in the words of the one who has to decide."""
-        who: Any = sorted(self.members) or "every site of this network"
-        head = {"study": self.study, "asks for": self.asks, "members": who}
-        agreement = self.agreement
-        if agreement is None:
-            return {**head, "wire format": ".".join(map(str, self.wire))}
-        config, book = agreement.config(), agreement.book
+        agreement, config, book = self.agreement, self.agreement.config(), self.agreement.book
         return {
-            **head,
+            "study": agreement.study,
+            "members": sorted(self.members) or "every site of this network",
             "method": agreement.method,
             "who sees our uploads": "nobody: masked sums" if config.privacy.secure else "each coordinator",
             "if a member is absent": config.if_absent()[1] if config.privacy.secure else "others go on",
@@ -150,17 +135,14 @@ class SignedProposal:
             return "nobody (a trial without certificates)"
         if not self.signature:
             raise RequestError("the proposal is not signed; submit it with the operator's kit")
-        certificate = self.certificate.encode()
+        signed = chain.canonical(self.proposal.to_json())
         try:
-            name, role = keys.certificate_owner(certificate, authority)
             signature = bytes.fromhex(self.signature)
+            name, role = keys.signer_of(self.certificate.encode(), authority, PURPOSE, signed, signature)
         except ValueError as error:
             raise RequestError(f"the proposal's signature cannot be trusted: {error}") from error
         if role != keys.OPERATOR_ROLE:
             raise RequestError(f"the proposal is signed by {name}, who is no operator of this network")
-        signed = chain.canonical(self.proposal.to_json())
-        if not keys.signed_by(certificate, PURPOSE, signed, signature):
-            raise RequestError(f"the proposal was changed after {name} signed it")
         return name
 
     def revoked(self, listed: RevocationList, operator: str) -> bool:

@@ -34,6 +34,9 @@ CODEBOOK = "codebook.json"
 
 _SCHEMA = "abps.site/1"
 
+#: What files of earlier versions say of messages by the second, which are limited by the round alone now.
+_OLD_LIMITS = ("burst", "per_second")
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -169,16 +172,12 @@ def read(path: Path) -> SiteFile:
         data: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         if data.pop("schema") != _SCHEMA:
             raise ValueError("another schema")
-        data.pop("direct", None)  # of earlier versions, which had lines without the relay
         unknown = set(data) - {f.name for f in fields(SiteFile)}
         if unknown:
             raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
         data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
-        data["limits"] = Limits(**data.get("limits", {}))
-        policy = {k: v for k, v in data.get("policy", {}).items() if k not in ("wire", "server")}  # of old
-        data["policy"] = Policy(**policy)
-        data.pop("watch", None)  # of earlier versions, which served a status page
-        return SiteFile(**data)
+        limits = {k: v for k, v in data.get("limits", {}).items() if k not in _OLD_LIMITS}
+        return SiteFile(**{**data, "limits": Limits(**limits), "policy": Policy(**data.get("policy", {}))})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RequestError(f"{path} is not a site's file ({error}); run `abps site init`") from error
 

@@ -14,7 +14,7 @@ from abps.sites.coordinator.steps import MembersMissing, run_step, run_with_appr
 from abps.sites.node.measuring import MEASURE, Tally, measuring_context
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, Failure, SiteLine, Timeouts
-from abps.sites.protocol.masking import MaskedTotal, introduced, masked_total
+from abps.sites.protocol.masking import MaskedTotal, masked_total, three_parts
 
 
 class MaskedRelay:
@@ -29,7 +29,7 @@ class MaskedRelay:
     def introduce(self, names: Sequence[str]) -> dict[str, Failure]:
         """Let sites know each other's keys. Returns who has none, and why."""
         replies, failed = self._ask(names, Command.SUM_INTRODUCE)
-        known, invalid = commands.check_all(replies, introduced)
+        known, invalid = commands.check_all(replies, three_parts)
         _, deaf = self._ask(sorted(known), Command.SUM_MEET, known)
         self.ready = frozenset(known).difference(deaf)
         return failed | invalid | deaf

@@ -28,7 +28,7 @@ from abps.sites.coordinator.masked import MaskedRelay
 from abps.sites.coordinator.steps import MembersMissing, enough, run_step, run_with_approval
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, SiteState, Timeouts
-from abps.wire import versions
+from abps.wire import messages
 from abps.wire.admission import Limits
 from abps.wire.number_lists import MOST
 
@@ -207,10 +207,10 @@ class Scheduler:
             if facts["agreement"] != mine:
                 detail = f"it runs another agreement than {mine}; same abps version?"
                 unfit[name] = Failure(DeclineCode.MISFIT, detail)
-            elif facts["wire"] != versions.VERSION:
+            elif facts["wire"] != messages.VERSION:
                 detail = (
                     f"it speaks version {'.'.join(map(str, facts['wire']))} of the wire format and the relay "
-                    f"{'.'.join(map(str, versions.VERSION))}; bring both to the same abps"
+                    f"{'.'.join(map(str, messages.VERSION))}; bring both to the same abps"
                 )
                 unfit[name] = Failure(DeclineCode.VERSION, detail)
             elif facts["abps"] != VERSION:
@@ -221,7 +221,7 @@ class Scheduler:
         return ready, silent | unfit
 
     def _join(self, names: Sequence[str], first: int, state: _JobState) -> Answers:
-        arguments = (list(state.roster), first, state.sizes, list(versions.VERSION))
+        arguments = (list(state.roster), first, state.sizes, list(messages.VERSION))
         return self.line.ask(names, Command.JOIN, *arguments, seconds=self.timeouts.sign)
 
     def _members(self, names: Sequence[str]) -> tuple[list[str], dict[str, Failure]]:

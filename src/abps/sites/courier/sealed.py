@@ -207,7 +207,7 @@ class PairwiseMasking(Masking):
                 mask = pair_mask(self._private, public, self._group, self.name, peer, len(ring))
             except ValueError as error:
                 raise RequestError(f"the key for masks of {peer} is none ({error})") from error
-            ring = fixed_point.add(ring, mask)
+            ring = ring + mask
         made = ring.astype("<u8").tobytes()
         self.write(kind, len(made), f"{why}, under masks", round)
         return made
@@ -216,7 +216,7 @@ class PairwiseMasking(Masking):
         """Nobody can be missing."""
         return b""
 
-    def opened(self, round: int, names: Any, signatures: Any) -> list[Any]:
+    def opened(self, round: int, signatures: Any) -> list[dict[str, bytes]]:
         """There is nothing to open."""
         return [{}, {}]
 

@@ -42,7 +42,7 @@ from abps.sites.protocol.commands import DeclineCode, DeclineError
 from abps.sites.protocol.masking import SumSteps
 from abps.sites.store.rows import EntryKind
 from abps.sites.store.store import Store
-from abps.wire import versions
+from abps.wire import messages
 from abps.wire.admission import Limits
 
 T = TypeVar("T")
@@ -71,9 +71,8 @@ class Courier:
         data = sealed.read_json(self.folder / STUDY)
         self.signed = SignedProposal.from_json(data["signed"])
         self._certificates: Mapping[str, str] = data["certificates"]
-        agreement = self.signed.proposal.agreement
-        assert agreement is not None  # checked when it came
-        self.agreement, method = agreement, agreement.config()
+        self.agreement = agreement = self.signed.proposal.agreement
+        method = agreement.config()
         self.members = sorted(self.signed.proposal.members)
         self.others = [name for name in self.members if name != self.me]
         self.digest = self.signed.proposal.digest()
@@ -248,7 +247,7 @@ class Courier:
             most = int(Limits().rows * float(np.median(list(reported.values()))))
             rows = {name: min(each, most) for name, each in reported.items()}
             if not self._finished(site):
-                site.join(self.members, site.store.round + 1, rows, list(versions.VERSION))
+                site.join(self.members, site.store.round + 1, rows, list(messages.VERSION))
             while not self._finished(site):
                 if not self._exchange(site, self.place()):
                     return
@@ -373,7 +372,7 @@ def accept_study(kit: Path, own: sitefile.SiteFile, data: Mapping[str, Any]) -> 
     """Keep the proposal of a study that came as a file; a sentence about what is to be done next."""
     signed = SignedProposal.from_json(data.get("signed"))
     proposal, authority, certificates = signed.proposal, keys.read_root(kit), data.get("certificates")
-    if proposal.agreement is None or authority is None or not isinstance(certificates, dict):
+    if authority is None or not isinstance(certificates, dict):
         raise RequestError("the file proposes no study by courier; ask the operator for it again")
     if own.site not in proposal.members:
         raise RequestError(f"{own.site} is not among the members of the study {proposal.study!r}")
@@ -410,7 +409,7 @@ def propose_study(operator: Path, kits: Path, agreement: Agreement, members: Seq
     named = tuple(members or authority.sites())
     if len(named) < 3:
         raise RequestError("a study by courier needs three members: name them with --members")
-    signed = sign(Proposal(agreement.study, agreement, named), keys.read_signer(operator))
+    signed = sign(Proposal(agreement, named), keys.read_signer(operator))
     _write_study(out, signed, {name: authority.certificate(name) for name in named})
     return signed.proposal.digest()
 

@@ -28,7 +28,6 @@ from abps.core.errors import RequestError
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
-from abps.sites.consent.sharing import gather
 from abps.sites.coordinator.masked import measure
 from abps.sites.coordinator.scheduler import Scheduler, StudyFinished
 from abps.sites.coordinator.steps import MembersMissing
@@ -199,8 +198,9 @@ class FlareSite:
         command = Command(what)
         if command not in LONG or (self._work is not None and self._work.is_alive()):
             raise RequestError(f"{what!r} cannot be started now")
-        own: dict[Command, Callable[..., Any]] = {Command.OPEN: self._open, Command.LETTER: self._letter}
-        work = own.get(command) or (None if self._site is None else self._site.commands.get(command))
+        work: Callable[..., Any] | None = self._open
+        if command is not Command.OPEN:
+            work = None if self._site is None else self._site.commands.get(command)
         if work is None:
             raise RequestError(f"{what!r} cannot be started before the site is open")
         self._state = [str(StepState.BUSY), None]
@@ -231,11 +231,6 @@ class FlareSite:
         with self._recorded(journal):
             self._site = opening.open_study(self._job, own, journal, self._carry, which == [MEASURE], scales)
 
-    def _letter(self) -> dict[str, Any]:
-        own, journal = self._job.own_file()
-        with self._recorded(journal):
-            return opening.codebook_letter(self._job, own)
-
     @contextlib.contextmanager
     def _recorded(self, journal: Journal) -> Iterator[None]:
         """Write a decline code into the journal before it leaves, once."""
@@ -265,7 +260,7 @@ class FlareSite:
 def _study(text: str) -> str:
     """The study's name in a job's proposal; empty in what is no proposal."""
     try:
-        return str(json.loads(text)["proposal"]["study"])
+        return str(json.loads(text)["proposal"]["agreement"]["study"])
     except (ValueError, KeyError, TypeError):
         return ""
 
@@ -297,8 +292,6 @@ class FlareScheduler:
         line = _Line({proxy.name: proxy for proxy in collab.clients})
         members = sorted(proposal.members or line.sites)
         agreement, scales = proposal.agreement, None
-        if agreement is None:
-            return gather(line, members, timeouts, log.info)
         status = StatusFile(Path(collab.workspace.get_site_config_dir()), proposal.study)
         known = Membership(root)
         if agreement.uncounted:

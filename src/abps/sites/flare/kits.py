@@ -30,7 +30,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import OPERATOR_ROLE
 from abps.sites.consent.kit import Kit, Role, participant_kit
-from abps.sites.consent.proxy import proxy_of
+from abps.sites.consent.preflight import proxy_of
 from abps.sites.flare import job_process
 
 #: What a site must allow for our jobs, and nothing more.

@@ -17,21 +17,21 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.screening import identifying_reason
-from abps.sites.consent import keys, sharing, sitefile
+from abps.sites.consent import keys, sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent, anchored, check_journal, declining
 from abps.sites.consent.journal import Journal
 from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.consent.tables import check_table
 from abps.sites.node import measuring
+from abps.sites.node.context import Terms
+from abps.sites.node.differencing import check_table
 from abps.sites.node.privacy_ledger import account_of, inherit
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Send
 from abps.sites.protocol.commands import DeclineCode
-from abps.sites.store.file import StoreInUse
-from abps.sites.store.store import Store
+from abps.sites.store.store import Store, StoreInUse
 
 #: Seconds that the process of the last job gets to release the store.
 STORE_SECONDS = 15.0
@@ -58,15 +58,6 @@ class SiteJob:
             return own, own.journal(self.kit)
 
 
-def codebook_letter(given: SiteJob, own: SiteFile) -> dict[str, Any]:
-    """The site's codebook for the operator, if somebody here has shared it."""
-
-    with declining(DeclineCode.PROPOSAL):
-        signed = SignedProposal.from_json(json.loads(given.proposal))
-    with declining(DeclineCode.FILE):
-        return sharing.letter(own, given.local, signed)
-
-
 def open_study(
     given: SiteJob, own: SiteFile, journal: Journal, send: Send, counting: bool, scales: Any
 ) -> Site | measuring.ScaleCounting:
@@ -78,8 +69,6 @@ def open_study(
     with declining(DeclineCode.AGREEMENT):
         signed = SignedProposal.from_json(json.loads(given.proposal))
         agreement = signed.proposal.agreement
-        if agreement is None:
-            raise RequestError("the job asks for no study")
     with declining(DeclineCode.ALLOWED):
         agreement = agreement.admitted(own.allow)
     with declining(DeclineCode.AGREEMENT):
@@ -102,21 +91,16 @@ def open_study(
         own.policy.check_rows(table.rows, table.outcome.informative(table.label))
     # What protects patients must not follow from a seed that all know.
     secret = secrets.randbits(62) if agreement.book.min_cell or method.privacy.budget is not None else 0
+    terms = Terms(given.job, own.limits, consent, journal.signer, secret, own.another_table)
     if counting:
         with _opened_store(given, own, agreement, measuring.store_name(agreement.study)) as store:
-            return measuring.ScaleCounting(
-                given.site, agreement, table, store, consent, journal.signer, given.job, secret
-            )
+            return measuring.ScaleCounting(given.site, agreement, table, store, terms)
     with declining(DeclineCode.TABLE):
         data = agreement.prepare(table)
 
     with _opened_store(given, own, agreement, agreement.study) as store:
         inherit(store, _from_counts(own, agreement)[1])
-        site = Site(
-            given.site, agreement, data, store, send, own.limits,
-            another_table=own.another_table, consent=consent, secret=secret, signer=journal.signer,
-            job=given.job,
-        )  # fmt: skip
+        site = Site(given.site, agreement, data, store, send, terms)
         check_journal(store, journal)
         site.transport.log_decision(anchored(approval))
         return site

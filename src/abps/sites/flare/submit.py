@@ -21,12 +21,10 @@ from nvflare.fuel.flare_api import api_spec as engine
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from abps.core.errors import RequestError
-from abps.data.codebook import Codebook
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.keys import read_root, read_signer
+from abps.sites.consent.keys import read_signer
 from abps.sites.consent.kit import Kit, Role, read_kit
 from abps.sites.consent.proposal import Proposal, SignedProposal, sign
-from abps.sites.consent.sharing import open_letter
 from abps.sites.flare.app import RESULT, FlareScheduler, FlareSite
 from abps.sites.flare.kits import provisioned
 from abps.sites.protocol.commands import Timeouts
@@ -61,17 +59,16 @@ class JobTimeouts(Timeouts):
 
 
 class ABPSRecipe(CollabRecipe):
-    """A job for the engine: some rounds of a study or, without an agreement, the gathering of codebooks."""
+    """A job for the engine: some rounds of a study."""
 
     def __init__(
         self, signed: SignedProposal, rounds: int = 1, min_sites: int = 2, timeouts: JobTimeouts | None = None
     ) -> None:
         """rounds: of this job; a site that was away can come back with the next one."""
-        agreement, timeouts = signed.proposal.agreement, timeouts or JobTimeouts()
-        if agreement is not None:
-            agreement.config()  # what cannot be run is refused here, not at the sites
+        timeouts = timeouts or JobTimeouts()
+        signed.proposal.agreement.config()  # what cannot be run is refused here, not at the sites
         super().__init__(
-            job_name=f"abps-{signed.proposal.study}{'' if agreement is not None else '-codebooks'}",
+            job_name=f"abps-{signed.proposal.study}",
             server=FlareScheduler(signed.text(), rounds, timeouts.scheduler()),
             client=FlareSite(signed.text(), timeouts.call),
             min_clients=min_sites,
@@ -165,7 +162,7 @@ def submit(
     named = tuple(members) or provisioned(_operator(kit).folder)
     if not named:
         raise RequestError("the operator's kit does not list the network's sites; name them with --members")
-    signed = sign(Proposal(agreement.study, agreement, named), read_signer(kit))
+    signed = sign(Proposal(agreement, named), read_signer(kit))
     return _run(kit, ABPSRecipe(signed, rounds, min_sites, timeouts), wait, progress)
 
 
@@ -213,37 +210,6 @@ def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     total = sum(each["bytes"] for each in reports)
     all_rounds = [each for report in reports for each in report["rounds"]]
     return {**last, "first": reports[0]["first"], "rounds": all_rounds, "bytes": total}
-
-
-@dataclass(frozen=True)
-class GatherResult:
-    """The codebooks that came, by site, and why there is none of the others."""
-
-    job: str
-    books: dict[str, Codebook]
-    left_out: dict[str, str]
-
-
-def gather(
-    kit: Path, study: str, members: Sequence[str] = (), approval: float = 0.0, wait: float = 600.0
-) -> GatherResult:
-    """Ask the connected sites for their codebooks; approval: seconds for people there to share them."""
-    key, authority = read_signer(kit), read_root(kit)
-    signed = sign(Proposal(study, None, tuple(members)), key)
-    recipe = ABPSRecipe(signed, 1, 1, JobTimeouts(approval=approval))
-    done = _run(kit, recipe, wait + approval, lambda status: None)
-    report = done.report or {"error": f"the job ended as {done.status}; look into the relay's log"}
-    if "error" in report:
-        raise RequestError(f"no codebooks: {report['error']}")
-    books, left_out = {}, {str(name): str(why) for name, why in report["left_out"].items()}
-    for name, letter in sorted(report["codebooks"].items()):
-        try:
-            books[name] = open_letter(name, letter, signed, key, authority)
-        except RequestError as error:
-            left_out[name] = str(error)
-    if not books:
-        raise RequestError("no codebooks: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
-    return GatherResult(done.job, books, left_out)
 
 
 def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Progress) -> JobOutcome:

@@ -25,13 +25,38 @@ from abps.methods.state_bytes import StateError, thaw
 from abps.models.learners import learner_for
 from abps.privacy.small_counts import both_enough
 from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.approval import Consent
+from abps.sites.consent.keys import Signer
 from abps.sites.node import differencing
-from abps.sites.node.privacy_ledger import PrivacyBudget
 from abps.sites.store.store import Store
-from abps.wire import versions
 from abps.wire.admission import Limits, Origin
+from abps.wire.messages import sender_ids
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a site takes part in a job.
+
+    job: its name, the same at all sites.  limits: what the site tolerates of a peer.
+    consent: asked before a job and before each of its rounds; none: nobody is asked (a rehearsal).
+    signer: the key that signs the site's log; none: a rehearsal.
+    secret: a number that nobody else knows, for draws that hide rows; 0: they follow from the seed.
+    another_table: the rows may be others than those of the study's earlier jobs.
+    """
+
+    job: str = ""
+    limits: Limits = field(default_factory=Limits)
+    consent: Consent | None = None
+    signer: Signer | None = None
+    secret: int = 0
+    another_table: bool = False
+
+    @property
+    def authority(self) -> bytes | None:
+        """The certificate that signs all others; none in a rehearsal."""
+        return None if self.consent is None else self.consent.authority
 
 
 @dataclass
@@ -47,31 +72,18 @@ class Round:
 class SiteContext:
     """What all parts of a site share in a job."""
 
-    def __init__(
-        self,
-        name: str,
-        agreement: Agreement,
-        data: Prepared,
-        store: Store,
-        limits: Limits,
-        job: str,
-        another_table: bool,
-        secret: int,
-    ) -> None:
-        self.name, self.agreement, self.data, self.store = name, agreement, data, store
-        self.limits, self.job = limits, job
+    def __init__(self, name: str, agreement: Agreement, data: Prepared, store: Store, terms: Terms) -> None:
+        self.name, self.agreement, self.data, self.store, self.terms = name, agreement, data, store, terms
         self.method = agreement.config()
         self.lock = threading.RLock()
         self.digest = agreement.digest()
-        self.sender_id = versions.sender_ids(self.digest, job)
-        store.keep_table(_fingerprint(data), another_table)
+        self.sender_id = sender_ids(self.digest, terms.job)
+        store.keep_table(_fingerprint(data), terms.another_table)
         if isinstance(self.method, Regression):
             differencing.remember(store, self.method, data)
-        self._secret = secret
-        self.learner = learner_for(data, self.method.training, agreement.seed, secret=secret)
+        self.learner = learner_for(data, self.method.training, agreement.seed, secret=terms.secret)
         self.roster: tuple[str, ...] = (name,)
         self.rows: dict[str, int] = {}
-        self.budget = None if self.method.privacy.budget is None else PrivacyBudget(store, self.method)
         self.members, self.state = self._stored_state()
         self._derived: Context | None = None
         self.round = Round(store.round)
@@ -87,18 +99,15 @@ class SiteContext:
     def others(self) -> frozenset[str]:
         return frozenset(self.roster) - {self.name}
 
-    def origin(self, peer: str, round: int | None = None) -> Origin:
-        """Where something came from: in this round, unless said otherwise."""
-        number = self.round.number if round is None else round
-        return Origin(peer, self.others, number, self.limits, self.sender_id)
+    def origin(self, peer: str) -> Origin:
+        """Where something came from, in this round."""
+        return Origin(peer, self.others, self.round.number, self.terms.limits, self.sender_id)
 
     def join(self, members: Sequence[str], first: int, rows: Mapping[str, int]) -> None:
         """Learn who is in this job, which begins with round ``first``; earlier members are not forgotten."""
         with self.lock:
-            self.roster = tuple(sorted(members))
-            self.rows = dict(rows)
-            everybody = tuple(sorted({*members, *self.members}))
-            self.members = everybody
+            self.roster, self.rows = tuple(sorted(members)), dict(rows)
+            self.members = tuple(sorted({*members, *self.members}))
             self._derived = None
             if not self.store.round:
                 self.state = self.method.init(self.method_context)
@@ -123,12 +132,12 @@ class SiteContext:
         """What this site knows of some members, itself among them."""
         place, own = members.index(self.name), float(self.data.train.sizes[0])
         # Rows weigh in sums, and nobody can check what a peer says of its own.
-        rows = [min(float(self.rows.get(member, 1)), self.limits.rows * own) for member in members]
+        rows = [min(float(self.rows.get(member, 1)), self.terms.limits.rows * own) for member in members]
         rows[place] = own
         context = Context(
             self.learner, self.data, center_ids(members), self.agreement.seed, self.agreement.rounds,
             np.array([place], dtype=np.int64), np.array(rows, dtype=np.float32), np.zeros((len(members), 0)),
-            secret=self._secret,
+            secret=self.terms.secret,
         )  # fmt: skip
         return with_derived(self.method, context)
 

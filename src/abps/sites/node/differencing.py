@@ -1,24 +1,34 @@
-"""Which studies a site must not add to: two whose sums differ by a few patients, or by one or two hospitals.
+"""What a site must not take part with: two tables, or two studies, that differ by a few patients, or by few
+hospitals. The difference of two totals would be the sums of these alone, in whatever is released: scores,
+losses, curvature, counts, levels, scores of models, numbers of rows.
 
-The difference of two totals would be the sums of these alone. A site keeps, in the store of every regression,
-which of its patients are in it; before it takes part in another one it compares, and before it signs the
-members of a first sum it compares those. Patients are those of the patient column or, without one, rows by
-their place in the table.
+So a site joins a study only with a table that is one of the earlier ones, or differs from each of them by the
+minimum cell of patients or more. Digests of rows stay beside the stores; they never leave.
+
+Regressions use complete rows. A site keeps, in the store of each, which of its patients are in it; before it
+takes part in another one it compares, and before it signs the members of a first sum it compares those.
+Patients are those of the patient column or, without one, rows by their place in the table.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared
+from abps.data.table import find_column, read_frame
 from abps.methods.regression import Regression
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.store.store import Store
 
 #: Facts of a store: which patients a regression uses, and whose sums were opened
@@ -26,8 +36,54 @@ from abps.sites.store.store import Store
 _USED: Final = "used"
 OPENED: Final = "opened"
 
+#: Where digests of tables lie, beside the stores.
+FOLDER: Final = "tables"
+
 #: Hospitals by which two studies of the same patients must differ, if they do.
 FEWEST: Final = 3
+
+
+def check_table(own: SiteFile, least: int) -> None:
+    """Refuse a table that differs from an earlier one by fewer than ``least`` patients; keep a new one."""
+    now = _digests(own)
+    known = files.folder(Path(own.store) / FOLDER)
+    path = known / f"{hashlib.blake2b(now.tobytes(), digest_size=8).hexdigest()}.npy"
+    if path.is_file():
+        return
+    for other in sorted(known.glob("*.npy")):
+        few = changed_patients(np.load(other, allow_pickle=False), now)
+        if 0 < few < least and not own.another_table:
+            raise RequestError(
+                f"{own.table} differs by {few} patients from a table that this site took part with before, "
+                f"and totals of both would show them; put that one back, add {least} patients, or say "
+                '"another_table": true in the site\'s own file for one job'
+            )
+    with files.replacing(path) as part, part.open("wb") as stream:
+        np.save(stream, now)
+
+
+def changed_patients(before: NDArray[np.uint64], now: NDArray[np.uint64]) -> int:
+    """How few patients tell two tables (rows, 2) of digests of patient and row apart: those that only one has
+    or, if both have the same, those with another row."""
+    left, came = (np.setdiff1d(a[:, 0], b[:, 0]) for a, b in ((before, now), (now, before)))
+    if len(left) or len(came):
+        return len(left) + len(came)
+    rows = {tuple(row) for row in before.tolist()} ^ {tuple(row) for row in now.tolist()}
+    return len({patient for patient, _ in rows})
+
+
+def _digests(own: SiteFile) -> NDArray[np.uint64]:
+    """(rows, 2) of every row of the site's file, sorted; without a patient column a row is a patient."""
+    frame = read_frame(Path(own.table))
+    whose = None if own.patient is None else frame.get_column(find_column(frame, own.patient, "patient"))
+    rows = [_digest(repr(row)) for row in frame.iter_rows()]
+    owner = rows if whose is None else [_digest(repr(value)) for value in whose.to_list()]
+    found = np.array([owner, rows], dtype=np.uint64).T
+    return np.ascontiguousarray(found[np.lexsort(found.T)])
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def remember(store: Store, method: Regression, data: Prepared) -> None:
@@ -69,11 +125,8 @@ def _earlier(store: Store) -> Iterator[tuple[str, NDArray[np.int64], list[str]]]
     for path in sorted(store.path.parent.glob("*.sqlite")):
         if path == store.path:
             continue
-        other = Store.look(path)
-        try:
+        with contextlib.closing(Store.look(path)) as other:
             facts = other.facts()
-        finally:
-            other.close()
         if _USED in facts and OPENED in facts:
             patients = np.frombuffer(base64.b64decode(facts[_USED]), dtype="<i8").astype(np.int64)
             yield facts["study"], patients, json.loads(facts[OPENED])["all"]

@@ -14,7 +14,7 @@ import contextlib
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,42 +23,31 @@ from abps.core.streams import center_ids
 from abps.methods.base import Floats
 from abps.methods.coordinated import Broadcast, Upload, coordinators
 from abps.methods.regression import Regression
-from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.differencing import revealing_members
 from abps.sites.node.transport import RELAY, REPEATS, AuditedTransport, Gate, UnreachableError
 from abps.sites.protocol.commands import Command
+from abps.sites.protocol.masking import Masking, SumSteps
 from abps.sites.store.rows import EntryKind
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_broadcast, pack_request, pack_upload
 from abps.wire.number_lists import NumberList, NumberListError
 
-if TYPE_CHECKING:
-    from abps.sites.protocol.masking import SumSteps
-
-_SIZE = struct.Struct("<I")
+#: Before each broadcast in the answer to a request: its round, and its length.
+_PART = struct.Struct("<II")
 
 
 class Exchanges:
     """A site's part in the exchanges of a coordinated method; round t is exchange t."""
 
-    def __init__(
-        self,
-        context: SiteContext,
-        transport: AuditedTransport,
-        gate: Gate,
-        signer: Signer | None,
-        authority: bytes | None,
-    ) -> None:
+    def __init__(self, context: SiteContext, transport: AuditedTransport, gate: Gate) -> None:
         self.context, self.transport, self.gate = context, transport, gate
         self.method = context.method
         self.sums: SumSteps | None = None
         if context.method.privacy.secure:
-            from abps.sites.protocol.masking import Masking, SumSteps  # needs the extra that sites have
-
-            purpose = f"{context.digest}/{context.job}"
-            masking = Masking(context.name, purpose, signer, authority, write=self.log_sum)
+            terms, purpose = context.terms, f"{context.digest}/{context.terms.job}"
+            masking = Masking(context.name, purpose, terms.signer, terms.authority, write=self.log_sum)
             self.sums = SumSteps(
                 masking, context.store, self._summand, EntryKind.UPLOAD, objection=self._objection
             )
@@ -240,7 +229,14 @@ class Exchanges:
         content = admission.admit_upload(data, context.origin(peer))
         if self.masked(context.round.number):
             raise Refusal(peer, Reason.PROTOCOL, "uploads of this exchange are masked")
-        upload = _numbers(peer, content)
+        try:
+            upload, rest = NumberList.read(content)
+        except NumberListError as error:
+            raise Refusal(peer, Reason.MALFORMED, str(error)) from error
+        if rest:
+            raise Refusal(peer, Reason.SHAPE, "its upload has more than one list of numbers")
+        if not np.isfinite(upload.values).all():
+            raise Refusal(peer, Reason.NOT_FINITE, "its upload has values that are not finite")
         with context.lock:
             self._uploads[peer] = upload
         self.transport.log(peer, EntryKind.UPLOAD, len(data), "its upload", sent=False)
@@ -265,12 +261,9 @@ class Exchanges:
         """A member asks for broadcasts that it has missed."""
         after = admission.admit_request(data, self.context.origin(peer))
         self.transport.log(peer, EntryKind.REQUEST, len(data), f"its request, after {after}", sent=False)
-        kept = self.context.store.broadcasts(after) | {
-            number: content for number, content in self.applied.items() if number > after
-        }
-        parts = [pack_broadcast(content, number, self.context.id) for number, content in kept.items()]
-        reply = b"".join(_SIZE.pack(len(part)) + part for part in parts)
-        why = f"{len(parts)} broadcasts that it has missed"
+        kept = {t: each for t, each in (self.context.store.broadcasts() | self.applied).items() if t > after}
+        reply = b"".join(_PART.pack(t, len(content)) + content for t, content in kept.items())
+        why = f"{len(kept)} broadcasts that it has missed"
         self.transport.log(peer, EntryKind.BROADCAST, len(reply), why)
         return reply
 
@@ -337,29 +330,15 @@ class Exchanges:
 
     def _parse_missed(self, peer: str, reply: bytes, last: int, round: int) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        expected = range(last + 1, self.context.round.number + 1)
         while reply:
-            if len(reply) < _SIZE.size:
+            if len(reply) < _PART.size:
                 raise Refusal(peer, Reason.MALFORMED, "broadcasts that are cut short")
-            (size,) = _SIZE.unpack_from(reply)
-            part, reply = reply[_SIZE.size : _SIZE.size + size], reply[_SIZE.size + size :]
-            number = next((t for t in expected if t not in found and _round_of(part) == t), 0)
-            content = admission.admit_broadcast(part, self.context.origin(peer, round=number))
+            number, size = _PART.unpack_from(reply)
+            content, reply = reply[_PART.size : _PART.size + size], reply[_PART.size + size :]
+            if (
+                not last < number <= self.context.round.number
+                or not len(content) == size <= self.context.terms.limits.said
+            ):
+                raise Refusal(peer, Reason.MALFORMED, "broadcasts that are not those that it was asked for")
             found[number] = content
         return {number: content for number, content in found.items() if number < round}
-
-
-def _round_of(message: bytes) -> int:
-    return int.from_bytes(message[4:8], "little")
-
-
-def _numbers(peer: str, content: bytes) -> NumberList:
-    try:
-        upload, rest = NumberList.read(content)
-    except NumberListError as error:
-        raise Refusal(peer, Reason.MALFORMED, str(error)) from error
-    if rest:
-        raise Refusal(peer, Reason.SHAPE, "its upload has more than one list of numbers")
-    if not np.isfinite(upload.values).all():
-        raise Refusal(peer, Reason.NOT_FINITE, "its upload has values that are not finite")
-    return upload

@@ -41,8 +41,7 @@ from abps.privacy.budget import Release
 from abps.privacy.fixed_point import masked_bytes
 from abps.privacy.small_counts import least_rows
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.approval import Consent
-from abps.sites.consent.keys import Signer
+from abps.sites.node.context import Terms
 from abps.sites.node.privacy_ledger import pay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
@@ -170,13 +169,11 @@ class ScaleCounting:
         agreement: Agreement,
         table: Federation,
         store: Store,
-        consent: Consent | None = None,
-        signer: Signer | None = None,
-        job: str = "",
-        secret: int = 0,
+        terms: Terms | None = None,
     ) -> None:
-        """table: the site's own.  secret: of the noise, if there is any."""
-        self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
+        """table: the site's own.  terms: how it takes part; none: as in a rehearsal."""
+        terms = terms or Terms()
+        self.name, self.agreement, self.store, self.consent = name, agreement, store, terms.consent
         names, book = agreement.uncounted, agreement.book
         split = assign_splits(table, agreement.seed, book.shared_patients)
         self._values, start, rows = numeric_rows(table, split, names)
@@ -188,12 +185,11 @@ class ScaleCounting:
             patient = None if table.patient is None else table.patient[rows]
             self._least = least_rows(table.center[rows], patient, 1, book.min_cell)
         self._tally = Tally(agreement)
-        self._counting = counting_of(agreement.config(), agreement.seed + secret)
-        authority = None if consent is None else consent.authority
+        self._counting = counting_of(agreement.config(), agreement.seed + terms.secret)
         self.relay = RELAY  # who carries the counts; without a relay, all members
         self.rows = int(start[-1])
-        purpose = measuring_context(agreement, job)
-        masking = Masking(name, purpose, signer, authority, write=self.log, what="count")
+        purpose = measuring_context(agreement, terms.job)
+        masking = Masking(name, purpose, terms.signer, terms.authority, write=self.log, what="count")
         # A count that is opened again, after a job that failed, is of the same members.
         self.sums = SumSteps(masking, store, self._summand, EntryKind.STATISTICS, str, self._pay)
         self._own: Floats | None = None  # this site's counts of the sum under way
@@ -229,8 +225,9 @@ class ScaleCounting:
 
     def _pay(self) -> None:
         method = self.agreement.config()
-        if method.privacy.budget is not None:
-            pay(self.store, method, Release(0, "statistics", method.training.noise_multiplier))
+        due = [Release(0, "statistics", method.training.noise_multiplier)]
+        if method.privacy.budget is not None and not pay(self.store, method, due):
+            raise RequestError("the privacy account does not afford what the scheduler asks for")
 
     def sum_total(self, number: int, data: bytes) -> bool:
         """The total of a count, as the scheduler says; whether it was the last."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from abps.core.errors import RequestError
-from abps.methods.accounting import not_covered, releases
-from abps.methods.base import Context, Method
+from abps.methods.base import Method
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.sites.store.store import Store
 
@@ -20,35 +19,18 @@ from abps.sites.store.store import Store
 _ACCOUNT, _GAPS = "privacy", "privacy_gaps"
 
 
-class PrivacyBudget:
-    """The account of one study at one site."""
+def pay(store: Store, method: Method, due: Sequence[Release], gaps: Sequence[str] = ()) -> bool:
+    """Pay for what leaves, and write it down; False if the account does not afford it.
 
-    def __init__(self, store: Store, method: Method) -> None:
-        budget = method.privacy.budget
-        self._store, self._method = store, method
-        known = account_of(store)
-        self.account = known or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
-
-    def pays(self, context: Context, round: int) -> bool:
-        """Pay for a round, and write it down; False if the account does not afford it."""
-        due = releases(self._method, round)
-        if not self.account.affords(*due):
-            return False
-        after = self.account.spend(*due)
-        gaps = json.dumps(list(not_covered(self._method, context)))
-        self._store.keep(**{_ACCOUNT: json.dumps(after.to_json()), _GAPS: gaps})
-        self.account = after
-        return True
-
-
-def pay(store: Store, method: Method, *due: Release) -> None:
-    """Pay for what leaves before the study has begun, in a store of its own; the study's account begins with
-    it (:func:`inherit`)."""
+    gaps: what the account does not cover, in words.
+    """
     budget = method.privacy.budget
     before = account_of(store) or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
     if not before.affords(*due):
-        raise RequestError("the privacy account does not afford what the scheduler asks for")
-    store.keep(**{_ACCOUNT: json.dumps(before.spend(*due).to_json())})
+        return False
+    spent = json.dumps(before.spend(*due).to_json())
+    store.keep(**{_ACCOUNT: spent, **({_GAPS: json.dumps(list(gaps))} if gaps else {})})
+    return True
 
 
 def inherit(store: Store, before: Account | None) -> None:
@@ -65,10 +47,9 @@ def account_of(store: Store) -> Account | None:
 
 def ledger_of(store: Store) -> dict[str, Any] | None:
     """The same as a ledger of one center for a file, with the ε that stands in the store."""
-    facts = store.facts()
-    if _ACCOUNT not in facts:
+    facts, account = store.facts(), account_of(store)
+    if account is None:
         return None
-    account = Account.from_json(json.loads(facts[_ACCOUNT]))
     ledger = PrivacyLedger({facts["site"]: account}, tuple(json.loads(facts.get(_GAPS, "[]")))).to_json()
     ledger["centers"][facts["site"]]["epsilon"] = json.loads(facts[_ACCOUNT])["epsilon"]
     return ledger

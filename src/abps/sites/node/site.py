@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,23 +20,22 @@ from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.data.prepare import Prepared
+from abps.methods.accounting import not_covered, releases
 from abps.methods.coordinated import Broadcast
 from abps.methods.state_bytes import freeze
 from abps.models.metrics import labels_of
 from abps.models.outcome_scores import main_score
 from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.approval import Consent
-from abps.sites.consent.keys import Signer
-from abps.sites.node.context import Round, SiteContext, is_round, may_score
+from abps.sites.node.context import Round, SiteContext, Terms, is_round, may_score
 from abps.sites.node.exchanges import Exchanges
-from abps.sites.node.heads import Heads
-from abps.sites.node.transport import AuditedTransport, Gate, Send
+from abps.sites.node.privacy_ledger import pay
+from abps.sites.node.transport import AuditedTransport, Gate, Heads, Send
 from abps.sites.protocol.commands import Command, DeclineCode, DeclineError
 from abps.sites.store.rows import EntryKind, RoundRecord
 from abps.sites.store.store import Store
-from abps.wire import versions
-from abps.wire.admission import Limits, Reason, Refusal
+from abps.wire import messages
+from abps.wire.admission import Reason, Refusal
 from abps.wire.number_lists import NumberList
 
 #: Kinds of what leaves that are no part of the method itself.
@@ -54,35 +52,22 @@ class Site:
         data: Prepared,
         store: Store,
         send: Send,
-        limits: Limits | None = None,
-        now: Callable[[], float] = time.monotonic,
-        another_table: bool = False,
-        consent: Consent | None = None,
-        secret: int = 0,
-        signer: Signer | None = None,
-        job: str = "",
+        terms: Terms | None = None,
     ) -> None:
-        """another_table: the rows may be others than those of the study's earlier jobs.
-
-        consent: asked before a job and before each of its rounds; none: nobody is asked (a rehearsal).
-        secret: a number that nobody else knows, for draws that hide rows; 0: they follow from the seed.
-        signer: the key that signs the site's log; none: a rehearsal.
-        job: its name, the same at all sites.
-        """
-        self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
-        self.context = context = SiteContext(
-            name, agreement, data, store, limits or Limits(), job, another_table, secret
-        )
+        """terms: how it takes part; none: as in a rehearsal."""
+        terms = terms or Terms()
+        self.name, self.agreement, self.store, self.consent = name, agreement, store, terms.consent
+        self.context = context = SiteContext(name, agreement, data, store, terms)
         self.transport = AuditedTransport(context, send)
-        self.gate, self.heads = Gate(context, now), Heads(context, self.transport, signer)
-        authority = None if consent is None else consent.authority
-        self.exchanges = Exchanges(context, self.transport, self.gate, signer, authority)
+        self.gate, self.heads = Gate(context), Heads(context, self.transport)
+        self.exchanges = Exchanges(context, self.transport, self.gate)
         self._begun = store.round
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {
             Command.HELLO: self.hello,
             Command.JOIN: self.join,
-            Command.INTRODUCE: self.introduce,
+            # Return to every other member the head of its own log that this site holds.
+            Command.INTRODUCE: lambda round: self.heads.give_back(round, sorted(context.others)),
             Command.BEGIN: self.begin,
             Command.CONCLUDE: self.conclude,
             **self.exchanges.commands(),
@@ -124,7 +109,7 @@ class Site:
             "round": store.round,
             "agreement": self.agreement.digest(),
             "rows": int(self.context.data.train.sizes[0]),
-            "wire": list(versions.VERSION),
+            "wire": list(messages.VERSION),
             "abps": VERSION,
             "finished": bool(store.round and self.context.method.finished(self.context.state)),
         }
@@ -147,18 +132,14 @@ class Site:
 
     def _check_version(self, wire: Sequence[int]) -> None:
         """Hold to the version of the approved proposal, which is the one that this site speaks."""
-        agreed = versions.VERSION if self.consent is None else self.consent.proposal.wire
-        if not tuple(wire) == tuple(agreed) == versions.VERSION:
-            job, here = (".".join(map(str, each)) for each in (wire, versions.VERSION))
+        agreed = messages.VERSION if self.consent is None else self.consent.proposal.wire
+        if not tuple(wire) == tuple(agreed) == messages.VERSION:
+            job, here = (".".join(map(str, each)) for each in (wire, messages.VERSION))
             raise DeclineError(
                 DeclineCode.VERSION,
                 f"the job speaks version {job} of the wire format, the proposal "
                 f"{'.'.join(map(str, agreed))}, and this site {here}; bring all to the same abps",
             )
-
-    def introduce(self, round: int) -> None:
-        """Return to every other member the head of its own log that this site holds."""
-        self.heads.give_back(round, sorted(self.context.others))
 
     def _ask_consent(self, round: int) -> None:
         """Take no part in a round that this site's people do not want any more; nobody is answered then."""
@@ -191,9 +172,13 @@ class Site:
             context.round = Round(round, set(context.roster) - set(live) - {self.name})
             for part in (self.gate, self.heads, self.exchanges):
                 part.begin()
-            budget = context.budget
-            # Where the budget does not afford the round, nothing more is learned from rows.
-            context.round.resting = budget is not None and not budget.pays(context.method_context, round)
+            if context.method.privacy.budget is not None:
+                # Where the budget does not afford the round, nothing more is learned from rows.
+                due, gaps = (
+                    releases(context.method, round),
+                    not_covered(context.method, context.method_context),
+                )
+                context.round.resting = not pay(self.store, context.method, due, gaps)
 
     def conclude(self, round: int, rest: int = Rest.NOT) -> list[Any]:
         """Finish the round: [validation score, sums of the round, whether the method is done].
@@ -258,10 +243,6 @@ class Site:
         """The outcome's main score; at least -1, which is enough to know of an R²."""
         logits = self.context.method.logits(self.context.method_context, state, rows)
         return float(np.maximum(main_score(logits, labels_of(rows))[0], -1.0))
-
-    def test_score(self) -> float:
-        """The current model on this site's own test rows; it stays at the site."""
-        return self.score(self.context.state, self.context.data.test)
 
     @functools.cached_property
     def _scored(self) -> bool:

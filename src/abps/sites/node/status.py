@@ -40,7 +40,6 @@ STEPS = {
     Command.COORDINATE: "aggregating as the coordinator",
     Command.CONCLUDE: "updating its model",
     Command.SUM_TOTAL: "updating the common model",
-    Command.LETTER: "sending its codebook to the operator",
     "idle": "waiting for the scheduler",
     "done": "done",
 }

@@ -2,17 +2,28 @@
 
 Which engine carries the bytes does not matter here: ``send`` is given. Nothing leaves while people of the
 site do not want it (``closed``). What a single message may say is checked by :mod:`abps.wire.admission`; here
-are a peer's rate, and its refusals so far.
+are how many messages a peer may send, and its refusals so far.
+
+A site gives the signed head of its log to every coordinator, and returns at the beginning of a job what it
+holds of the others. One that learns of a head that it signed itself, and that its log does not have, knows
+that its log was rolled back or changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from abps.sites.node.context import SiteContext
+from abps.sites.protocol.commands import DeclineCode, DeclineError
+from abps.sites.store import audit
 from abps.sites.store.rows import EntryKind, LogEntry, canonical, utc
-from abps.wire.admission import RateLimit, Reason, Refusal
+from abps.wire import admission
+from abps.wire.admission import Reason, Refusal
+from abps.wire.messages import Head, pack_head
 
 T = TypeVar("T")
 
@@ -77,31 +88,88 @@ _HOSTILE = frozenset(Reason) - {Reason.STRANGER, Reason.ROUND, Reason.RATE, Reas
 class Gate:
     """A site's limits for each of its peers, in one job."""
 
-    def __init__(self, context: SiteContext, now: Callable[[], float]) -> None:
-        self.context, self._now = context, now
-        self._meters: dict[str, RateLimit] = {}
-        self._hostile: dict[str, int] = {}
+    def __init__(self, context: SiteContext) -> None:
+        self.context = context
+        self._hostile: Counter[str] = Counter()
         self.begin()
 
     def begin(self) -> None:
-        self._messages: dict[str, int] = {}  # by peer: messages of this round
+        self._messages: Counter[str] = Counter()  # of this round, by peer
 
     def pass_on(self, peer: str) -> None:
         """Admit one more message of a peer, or refuse it, whatever it says."""
-        limits = self.context.limits
+        limits = self.context.terms.limits
         with self.context.lock:
-            now = self._now()
-            level = self._meters.get(peer) or RateLimit.full(limits, now)
-            self._meters[peer] = level.take(peer, now, limits)
-            self._messages[peer] = self._messages.get(peer, 0) + 1
+            self._messages[peer] += 1
             if self._messages[peer] > limits.per_round:
                 raise Refusal(peer, Reason.RATE, f"more than {limits.per_round} messages in a round")
-            if self._hostile.get(peer, 0) >= limits.refusals:
+            if self._hostile[peer] >= limits.refusals:
                 raise Refusal(peer, Reason.QUARANTINE, "it was refused too often in this job")
 
     def note(self, refused: Refusal) -> None:
         """Count a refusal against its peer, and write it down."""
-        if refused.reason in _HOSTILE:
-            with self.context.lock:
-                self._hostile[refused.peer] = self._hostile.get(refused.peer, 0) + 1
+        with self.context.lock:
+            self._hostile[refused.peer] += refused.reason in _HOSTILE
         self.context.store.refused(refused.peer, str(refused.reason), refused.detail)
+
+
+class Heads:
+    """What a site gives of its own log, and keeps of others'."""
+
+    def __init__(self, context: SiteContext, transport: AuditedTransport) -> None:
+        self.context, self.transport, self._signer = context, transport, context.terms.signer
+        self._contradicted = False  # whether a partner knows another log of this site
+        self.begin()
+
+    def begin(self) -> None:
+        self._given: set[str] = set()  # peers that have given their head in this round
+
+    def give_back(self, round: int, peers: Sequence[str]) -> None:
+        """Return to each peer the last head of its own log that this site holds."""
+        for peer in peers:
+            for head in self.context.store.heads(peer)[-1:]:
+                self._send(peer, head, f"the head of its own log, as we got it in round {head.round}", round)
+
+    def give(self, round: int, coordinator: str) -> None:
+        """Sign the head of this site's log, keep it, and give it to the coordinator of the round; nothing in
+        a rehearsal without keys."""
+        if self._signer is None:
+            return
+        head = audit.sign_head(self.context.store, round, self._signer)
+        if coordinator != self.context.name:
+            self._send(coordinator, head, "the head of our log, signed", round)
+            audit.sign_head(self.context.store, round, self._signer)  # with the row about this
+
+    def _send(self, peer: str, head: Head, why: str, round: int) -> None:
+        with contextlib.suppress(UnreachableError):
+            self.transport.carry(peer, EntryKind.HEAD, pack_head(head, self.context.id), why, round=round)
+
+    def check(self) -> None:
+        """Take no part with a log that is not the one that partners know."""
+        if self._contradicted:
+            raise DeclineError(
+                DeclineCode.LOG,
+                f"{self.context.store.path} is older than what this site sent to its partners, or was "
+                "changed; look with `abps site verify`, and bring back the latest backup with "
+                "`abps site restore`",
+            )
+
+    def receive(self, peer: str, data: bytes) -> bytes:
+        """The head of this site's own log, or of the peer's: this site's key tells which."""
+        context, why = self.context, "the head of its log"
+        head = admission.admit_head(data, context.origin(peer))
+        own = replace(head, site=context.name)
+        if self._signer is not None and audit.is_own(context.store, own, self._signer):
+            why = "the head of our log, as it knows it"
+            if audit.contradicts(context.store, own, self._signer):
+                self._contradicted = True
+                self.transport.log_decision(
+                    f"our log is not the one that {peer} knows: it had {head.rows} rows in round {head.round}"
+                )
+        elif peer in self._given:
+            raise Refusal(peer, Reason.PROTOCOL, "a second head in this round")
+        else:
+            self._given.add(peer)
+            context.store.keep_head(head)
+        self.transport.log(peer, EntryKind.HEAD, len(data), why, sent=False)
+        return b""

@@ -17,7 +17,6 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from abps.core.errors import RequestError
-from abps.wire import versions
 
 
 class DeclineCode(StrEnum):
@@ -99,7 +98,6 @@ class Command(StrEnum):
     START = "start"
     POLL = "poll"
     OPEN = "open"
-    LETTER = "letter"
     # Before the rounds
     HELLO = "hello"
     JOIN = "join"
@@ -121,9 +119,9 @@ class Command(StrEnum):
     MEASURE = "measure"
 
 
-#: Commands that are started and polled; the first two by the process that runs the site.
+#: Commands that are started and polled; the first one by the process that runs the site.
 LONG = frozenset({
-    Command.OPEN, Command.LETTER, Command.INTRODUCE, Command.CONTRIBUTE, Command.COORDINATE,
+    Command.OPEN, Command.INTRODUCE, Command.CONTRIBUTE, Command.COORDINATE,
     Command.CONCLUDE, Command.SUM_TOTAL,
 })  # fmt: skip
 
@@ -236,7 +234,7 @@ def hello(value: Any, rounds: int) -> dict[str, Any]:
     }
 
 
-def version(value: Any) -> versions.Version:
+def version(value: Any) -> tuple[int, int]:
     major, minor = value
     return whole(major, 0, 1000), whole(minor, 0, 1000)
 

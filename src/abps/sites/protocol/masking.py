@@ -9,8 +9,9 @@ without more than two thirds of the group there is none.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.privacy.fixed_point import KEYS, SHARE
-from abps.privacy.secure_sum import Collector, Group, Keys, Member, PresenceList, SumError, UnmaskShares
+from abps.privacy.fixed_point import KEYS
+from abps.privacy.secure_sum import Collector, Group, Keys, Member, SumError, UnmaskShares
 from abps.sites.consent import keys as site_keys
 from abps.sites.consent.keys import Signer
 from abps.sites.protocol import commands
@@ -74,16 +75,25 @@ class Masking:
         self.write(EntryKind.REPORT, sum(map(len, own)), "our key for masked sums, for all members", 0)
         return own
 
-    def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> list[str]:
-        """Learn the keys of members of the job; a site that comes back has another one. Returns the sites
-        whose key is not proven."""
-        strangers = []
+    def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
+        """Learn the keys of members of the job, as the relay passes them on; a site that comes back has
+        another one. A site whose key is not proven is in no sum."""
         for name, given in introductions.items():
             try:
-                self._known[name] = self._identity_of(name, given)
-            except (RequestError, ValueError, TypeError):
-                strangers.append(name)
-        return sorted(strangers)
+                public, certificate, signature = given
+                signed = self._signed(name, public)
+                if (
+                    self.authority is not None
+                    and name
+                    != site_keys.signer_of(certificate, self.authority, PURPOSE, signed, signature).name
+                ):
+                    raise ValueError("it is another member's")
+                self._known[name] = public
+            except (AttributeError, TypeError, ValueError) as error:
+                what = (
+                    f"the key for masked sums that came as {name}'s is not its own ({error}); no sum with it"
+                )
+                self.write(EntryKind.DECISION, 0, what, 0, sent=False)
 
     def keys(self, round: int, group: Sequence[str]) -> list[bytes]:
         """Step 1 of the sum of a round, which is begun once."""
@@ -95,17 +105,16 @@ class Masking:
         with _refused():
             made = Group(tuple(sorted(group)), f"{self.context}/{round}", identities)
         self._member, self._round = Member(made, self.name, self._identity), round
-        keys = self._member.keys()
         self._sent(KEYS, "keys of the masks", round)
-        return [keys.mask, keys.share, keys.signature]
+        return list(self._member.keys())
 
     def shares(self, round: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
         """Step 2: what each other shall keep of this site's secrets, readable by that one alone."""
         self._came(sum(len(part) for each in keys.values() for part in each), "keys", round)
         with _refused():
-            found = self._of(round).shares({name: Keys(*each) for name, each in keys.items()}).sealed
+            found = self._of(round).shares({name: Keys(*each) for name, each in keys.items()})
         self._sent(sum(map(len, found.values())), "shares of our masks, sealed", round)
-        return dict(found)
+        return found
 
     def masked(
         self, round: int, sealed: Mapping[str, bytes], summand: Floats, kind: EntryKind, why: str
@@ -124,22 +133,18 @@ class Masking:
     def present(self, round: int, names: Sequence[str]) -> bytes:
         """Step 4: sign the list of those whose vectors have come."""
         with _refused():
-            signature = self._of(round).present(names).signature
+            signature = self._of(round).present(names)
         self._sent(len(signature), "our signature under the list of who is there", round)
         return signature
 
-    def opened(self, round: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
+    def opened(self, round: int, signatures: Mapping[str, bytes]) -> list[dict[str, bytes]]:
         """Step 5: the shares that take the masks off, once enough have signed the same list."""
         self._came(sum(map(len, signatures.values())), "signatures", round)
-        listed = tuple(sorted(names))
         with _refused():
-            shares = self._of(round).open({name: PresenceList(listed, s) for name, s in signatures.items()})
-        size = SHARE * (len(shares.seeds) + len(shares.masks))
+            shares = [dict(each) for each in self._of(round).open(signatures)]
+        size = sum(len(share) for each in shares for share in each.values())
         self._sent(size, "shares that take the masks off the sum", round)
-        return [
-            {name: share.to_bytes(SHARE, "big") for name, share in each.items()}
-            for each in (shares.seeds, shares.masks)
-        ]
+        return shares
 
     def total(self, round: int, data: bytes) -> Floats:
         """The sum as the relay says it: checked by what only members know."""
@@ -156,20 +161,6 @@ class Masking:
         if self._member is None or round != self._round:
             raise RequestError(f"there is no sum of round {round} under way")
         return self._member
-
-    def _identity_of(self, name: str, given: Sequence[bytes]) -> bytes:
-        public, certificate, signature = given
-        if self.authority is None:
-            return public
-        try:
-            owner, _ = site_keys.certificate_owner(certificate, self.authority)
-        except ValueError as error:
-            raise RequestError(f"the key of masked sums of {name}: {error}") from error
-        if owner != name or not site_keys.signed_by(
-            certificate, PURPOSE, self._signed(name, public), signature
-        ):
-            raise RequestError(f"key signature does not match {name}")
-        return public
 
     def _signed(self, name: str, public: bytes) -> bytes:
         return canonical([self.context, name, public.hex()])
@@ -204,19 +195,13 @@ class SumSteps:
         """What the scheduler may ask for; what it says of the total is for the owner of the sums."""
         return {
             Command.SUM_INTRODUCE: self.masking.introduction,
-            Command.SUM_MEET: self.meet,
+            Command.SUM_MEET: self.masking.meet,
             Command.SUM_KEYS: self.keys,
             Command.SUM_SHARES: self.masking.shares,
             Command.SUM_MASKED: self.masked,
             Command.SUM_PRESENT: self.present,
             Command.SUM_OPEN: self.open,
         }
-
-    def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
-        """Everybody's keys, as the relay passes them on; a site whose key is not proven is in no sum."""
-        for name in self.masking.meet(introductions):
-            what = f"the key for masked sums that came as {name}'s is not signed by it; no sum with it"
-            self.masking.write(EntryKind.DECISION, 0, what, 0, sent=False)
 
     def keys(self, number: int, group: Sequence[str]) -> list[bytes]:
         """Step 1: keys of the masks."""
@@ -248,7 +233,7 @@ class SumSteps:
 
     def open(self, number: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
         """Step 5: the shares that take the masks off; whose sum it is stands on the disk before."""
-        shares = self.masking.opened(number, names, signatures)
+        shares = self.masking.opened(number, signatures)
         known = self._known()
         if known.setdefault(self._key(number), sorted(names)) == sorted(names):
             self._store.keep(**{OPENED: json.dumps(known)})
@@ -262,15 +247,13 @@ class SumSteps:
         return dict(json.loads(self._store.facts().get(OPENED, "{}")))
 
 
-class _refused:
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
     """What a sum does not allow, as a refused request: the site goes on, the sum does not."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, SumError | ValueError | TypeError | KeyError):
-            raise RequestError(f"the masked sum: {error}") from error
+    try:
+        yield
+    except (SumError, ValueError, TypeError, KeyError) as error:
+        raise RequestError(f"the masked sum: {error}") from error
 
 
 #: How the relay asks sites something: (sites, command, *arguments) -> answers, and why there is none.
@@ -309,7 +292,7 @@ def masked_total(
 
     everybody = tuple(sorted(group))
     made = Group(everybody, f"{context}/{round}", {})
-    keys = asked(sorted(present), Command.SUM_KEYS, lambda v: _parts(v, 3), list(everybody))
+    keys = asked(sorted(present), Command.SUM_KEYS, three_parts, list(everybody))
     sealed = asked(sorted(keys), Command.SUM_SHARES, lambda v: _by_name(v, everybody), keys)
     collector = Collector(made, {name: Keys(*each) for name, each in keys.items()})
     masked: dict[str, Any] = {}
@@ -335,14 +318,10 @@ def _some_bytes(value: Any) -> bytes:
     return value
 
 
-def _parts(value: Any, count: int) -> list[bytes]:
-    if not isinstance(value, list | tuple) or len(value) != count:
-        raise ValueError("not as many parts")
-    return [_some_bytes(part) for part in value]
-
-
-def introduced(value: Any) -> list[bytes]:
-    return _parts(value, 3)
+def three_parts(value: Any) -> list[bytes]:
+    """Keys with a signature, as a site sends them."""
+    first, second, third = value
+    return [_some_bytes(part) for part in (first, second, third)]
 
 
 def _by_name(value: Any, names: Sequence[str]) -> dict[str, bytes]:
@@ -359,7 +338,4 @@ def _ring(value: Any, entries: int) -> fixed_point.Ring:
 
 def _opened(value: Any, names: Sequence[str]) -> UnmaskShares:
     seeds, masks = (_by_name(part, names) for part in value)
-    return UnmaskShares(
-        {name: int.from_bytes(share, "big") for name, share in seeds.items()},
-        {name: int.from_bytes(share, "big") for name, share in masks.items()},
-    )
+    return UnmaskShares(seeds, masks)

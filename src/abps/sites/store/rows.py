@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Bytes of a digest.
-SIZE = 32
-
 
 def utc() -> str:
     """The time now, as it is written into logs."""
@@ -37,9 +34,9 @@ def digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def short_digest(value: Any) -> str:
-    """Equal for the same plain data."""
-    return digest(canonical(value)).hex()[:32]
+def digest_of(value: Any) -> str:
+    """Equal for the same plain data: 64 hexadecimal digits."""
+    return digest(canonical(value)).hex()
 
 
 def link(before: bytes, row: Any) -> bytes:
@@ -61,8 +58,7 @@ class EntryKind(StrEnum):
     #: Nothing left or came: people decided something, or brought a backup back.
     DECISION = "decision"
     RESTORED = "restored"
-    #: Also in other tables: what the store keeps, by its digest; messages that were refused (``bytes``: how
-    #: many), and why.
+    #: What the store keeps in other tables, by its digest; messages that were refused (``bytes``: how many).
     KEPT = "kept"
     REFUSED = "refused"
 
@@ -78,34 +74,6 @@ class LogEntry:
     kind: EntryKind
     bytes: int
     why: str
-
-
-@dataclass(frozen=True)
-class Head:
-    """A signed head of a log: how many rows, the digest of the last, and the owner's signature.
-
-    restores: how often the store had been brought back from a backup when the head was signed.
-    """
-
-    site: str
-    rows: int
-    round: int
-    digest: bytes
-    signature: bytes = b""
-    restores: int = 0
-
-
-@dataclass(frozen=True)
-class Restore:
-    """A signed restore: the row of the log that records it, the digest of that row, and the signature.
-
-    number: the first restore of a store is 1.
-    """
-
-    number: int
-    row: int
-    digest: bytes
-    signature: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)

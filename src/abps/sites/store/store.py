@@ -1,9 +1,10 @@
 """What a site remembers between jobs: its model, the method's state, and what it sent to whom.
 
-One SQLite file in write-ahead mode, at the site, never shipped. A round changes it in one transaction, so
-that a site killed at any moment has either all of a round or nothing of it.
+One SQLite file in write-ahead mode, at the site, never shipped; one process writes at a time. A round changes
+it in one transaction, so that a site killed at any moment has either all of a round or nothing of it.
 
-A file that is damaged, of another version, or not a store at all is refused and left as it is.
+The log fixes, by their digests, what the other tables hold. A file that does not match its log, is of another
+version, or is not a store at all is refused and left as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import os
 import sqlite3
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,31 +26,68 @@ from numpy.typing import NDArray
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.store import file as store_file
 from abps.sites.store.rows import (
     EntryKind,
-    Head,
     LogEntry,
-    Restore,
     RoundRecord,
     RoundRow,
     canonical,
     digest,
+    digest_of,
     link,
-    short_digest,
     utc,
 )
+from abps.wire.messages import Head
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: the check against a second writer is left out
+    fcntl = None  # type: ignore[assignment]
+
+#: "ABPS" as SQLite's application id.
+APPLICATION = 0x41425053
+
+#: The version of the schema below.
+SCHEMA_VERSION = 9
+
+_SCHEMA = """
+    CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE model (
+        only INTEGER PRIMARY KEY CHECK (only = 1), members TEXT NOT NULL, weights BLOB NOT NULL,
+        state BLOB NOT NULL
+    );
+    CREATE TABLE round (
+        number INTEGER PRIMARY KEY, partners TEXT NOT NULL, rest TEXT NOT NULL, validation REAL
+    );
+    CREATE TABLE traffic (
+        number INTEGER PRIMARY KEY, at TEXT NOT NULL, round INTEGER NOT NULL, peer TEXT NOT NULL,
+        sent INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, why TEXT NOT NULL,
+        chain BLOB NOT NULL
+    );
+    CREATE TABLE head (
+        site TEXT NOT NULL, rows INTEGER NOT NULL, restores INTEGER NOT NULL, round INTEGER NOT NULL,
+        digest BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (site, rows, restores)
+    ) WITHOUT ROWID;
+    CREATE TABLE broadcast (round INTEGER PRIMARY KEY, content BLOB NOT NULL);
+"""
 
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
 #: Rows of the log that are about the store itself.
 _NOTES = (EntryKind.KEPT, EntryKind.REFUSED)
 
+#: What the log calls the facts that a new store has, and its model.
+_STUDY, _MODEL = "study", "model"
+
+
+class StoreInUse(RequestError):
+    """Another process of the site has the store open."""
+
 
 class Store:
     """A site's own memory. One process writes at a time; reading alongside is always possible."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int | None) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int | None = None) -> None:
         self.path = path
         self._db = connection
         self._file_lock = lock
@@ -69,24 +108,25 @@ class Store:
         """
         path = Path(path)
         files.folder(path.parent)
-        lock = store_file.single_writer(path)
+        lock = single_writer(path)
         try:
             if not path.exists():
-                store_file.make(path, {**(notes or {}), "site": site, "agreement": agreement, "round": "0"})
-            store = Store(store_file.connect(path, write=True), path, lock)
+                _make(path, {**(notes or {}), "site": site, "agreement": agreement})
+            store = Store(_connect(path, write=True), path, lock)
         except BaseException:
-            store_file.unlock(lock)
+            unlock(lock)
             raise
-        store._check_or_close(site, agreement)
+        store._check_or_close({"site": site, "agreement": agreement})
         return store
 
     @staticmethod
-    def look(path: Path) -> Store:
-        """A store to read from, whoever else has it open."""
+    def look(path: Path, check: bool = True) -> Store:
+        """A store to read from, whoever else has it open.  check: whether it matches its log."""
         if not Path(path).exists():
             raise RequestError(f"{path}: no store here; it is made when the site's first job starts")
-        store = Store(store_file.connect(Path(path), write=False), Path(path), None)
-        store._check_or_close(None, None)
+        store = Store(_connect(Path(path), write=False), Path(path))
+        if check:
+            store._check_or_close({})
         return store
 
     def close(self) -> None:
@@ -95,48 +135,58 @@ class Store:
             with contextlib.suppress(RequestError, sqlite3.Error):  # a disk that is full, or closed before
                 self.log(*self._repeated())
             self._db.close()
-            store_file.unlock(self._file_lock)
+            unlock(self._file_lock)
             self._file_lock = None
 
-    def _check_or_close(self, site: str | None, agreement: str | None) -> None:
+    def _check_or_close(self, expected: Mapping[str, str]) -> None:
         try:
-            self._check(site, agreement)
+            facts = self.facts()
+            for key, wanted in expected.items():
+                if facts.get(key) != wanted:
+                    raise RequestError(
+                        f"{self.path} is of the {key} {facts.get(key)!r}, not {wanted!r}; "
+                        "give this study a store of its own or move the file away"
+                    )
+            for what in self.altered():
+                raise RequestError(
+                    f"{self.path} is damaged or was changed: {what} is not what the log says that was kept; "
+                    "it was left as it is, restore it from a backup or move it away to start anew"
+                )
         except BaseException:
             self.close()
             raise
 
-    def _check(self, site: str | None, agreement: str | None) -> None:
-        facts = self.facts()
-        for key, wanted, words in (
-            ("site", site, "belongs to the site"),
-            ("agreement", agreement, "was made under the agreement"),
-        ):
-            if wanted is not None and facts.get(key) != wanted:
-                raise RequestError(
-                    f"{self.path} {words} {facts.get(key)!r}, not {wanted!r}; "
-                    "give this study a store of its own or move the file away"
-                )
-        with store_file.readable(self.path):
-            if facts.get("digest", "") != self._digest():
-                raise RequestError(
-                    f"{self.path} is damaged: its content does not match its own digest; "
-                    "it was left as it is, restore it from a backup or move it away to start anew"
-                )
+    def altered(self) -> list[str]:
+        """What the store holds otherwise than its log says."""
+        with self._lock, _readable(self.path):
+            self._db.execute("BEGIN")  # as it is at one moment, whoever writes meanwhile
+            try:
+                said = {e.why[:-66]: e.why[-64:] for e in self.traffic(None, EntryKind.KEPT)}
+                held: dict[str, Any] = {f"round {r.number}": _plain(r) for r in self.rounds()}
+                held |= {f"fact {key}": value for key, value in self.facts().items()}
+                first = [key for key in held if key.startswith("fact ") and key not in said]
+                held[_STUDY] = {key: held.pop(key) for key in first}
+                if _MODEL in said or self.model() is not None:
+                    held[_MODEL] = self._model_digests()
+            finally:
+                self._db.execute("COMMIT")
+        found = {what: digest_of(value) for what, value in held.items()}
+        return sorted(what for what in {*found, *said} if found.get(what) != said.get(what))
 
     # Reading
 
     def facts(self) -> dict[str, str]:
-        """Site, agreement, round, digest, and the notes of the one who made the store."""
+        """Site, agreement, the notes of the one who made the store, and what was kept later."""
         return dict(self._rows("SELECT key, value FROM fact"))
 
     @property
     def round(self) -> int:
         """The last round that was finished; 0 before the first."""
-        return int(self.facts()["round"])
+        return int(self._rows("SELECT COALESCE(MAX(number), 0) FROM round")[0][0])
 
     def state(self) -> tuple[tuple[str, ...], bytes] | None:
         """The members that the method's state refers to, and the state; None before the first round."""
-        rows = self._rows("SELECT members, content FROM state")
+        rows = self._rows("SELECT members, state FROM model")
         return None if not rows else (tuple(json.loads(rows[0][0])), bytes(rows[0][1]))
 
     def model(self) -> NDArray[np.float32] | None:
@@ -152,13 +202,13 @@ class Store:
 
     def traffic(self, round: int | None = None, *kinds: EntryKind) -> list[LogEntry]:
         """Every payload and decision (of a round), or the rows of some kinds, in the order of the log."""
-        which = "1" if round is None else f"round = {int(round)}"
-        rows = self._rows(f"SELECT {_COLUMNS} FROM traffic WHERE {which} ORDER BY number")
-        entries = [
+        wanted = kinds or [kind for kind in EntryKind if kind not in _NOTES]
+        which = f"kind IN ({', '.join('?' * len(wanted))}) AND (? IS NULL OR round = ?)"
+        query = f"SELECT {_COLUMNS} FROM traffic WHERE {which} ORDER BY number"
+        return [
             LogEntry(at, r, peer, bool(sent), EntryKind(kind), size, why)
-            for at, r, peer, sent, kind, size, why in rows
+            for at, r, peer, sent, kind, size, why in self._rows(query, *map(str, wanted), round, round)
         ]
-        return [e for e in entries if (e.kind in kinds if kinds else e.kind not in _NOTES)]
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes sent so far, by kind."""
@@ -176,39 +226,25 @@ class Store:
             found[entry.peer, entry.why.partition(":")[0]] += entry.bytes
         return dict(found)
 
-    def unbound(self) -> list[str]:
-        """What the store holds otherwise than the log, which is signed, says that it was kept."""
-        said = {e.why.rpartition(": ")[0]: e.why[-32:] for e in self.traffic(None, EntryKind.KEPT)}
-        facts = self.facts()
-        held: dict[str, Any] = {key: facts.get(key) for key in said if not key.startswith("round ")}
-        held |= {f"round {r.number}": _plain(r) for r in self.rounds()}
-        if "model" in said:
-            held["model"] = self._model_hashes(self._db)
-        wrong = [key for key, value in held.items() if said.get(key) != short_digest(value)]
-        return sorted({*wrong, *(key for key in said if key not in held)})
-
     # The log
 
     def log_rows(self) -> list[tuple[Any, ...]]:
         """The log as it is stored: number, the columns of an entry, and the digest; oldest first."""
         return self._rows(f"SELECT number, {_COLUMNS}, chain FROM traffic ORDER BY number")
 
-    def log_start(self) -> bytes:
-        """What the chain of this log begins with."""
-        facts = self.facts()
-        return digest(canonical(["abps.audit/1", facts["site"], facts["agreement"]]))
+    def digest_at(self, number: int) -> bytes | None:
+        """The digest of a row of the log, or none if there is no such row; of row 0, what it begins with."""
+        if number == 0:
+            facts = self.facts()
+            return digest(canonical(["abps.audit/1", facts["site"], facts["agreement"]]))
+        rows = self._rows("SELECT chain FROM traffic WHERE number = ?", number)
+        return bytes(rows[0][0]) if rows else None
 
     def log_head(self) -> tuple[int, bytes]:
         """How many rows the log has, and the digest of the last."""
-        with self._lock, store_file.readable(self.path):
-            return self._head(self._db)
-
-    def digest_at(self, number: int) -> bytes | None:
-        """The digest of a row of the log, or none if there is no such row."""
-        if number == 0:
-            return self.log_start()
-        rows = self._rows("SELECT chain FROM traffic WHERE number = ?", number)
-        return bytes(rows[0][0]) if rows else None
+        for number, last in self._rows("SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1"):
+            return int(number), bytes(last)
+        return 0, self.digest_at(0) or b""
 
     def heads(self, site: str | None = None) -> list[Head]:
         """The signed heads of logs (of one site's), oldest first."""
@@ -216,10 +252,6 @@ class Store:
         columns = "site, rows, round, digest, signature, restores"
         rows = self._rows(f"SELECT {columns} FROM head WHERE {which} ORDER BY site, restores, rows", *values)
         return [Head(*row) for row in rows]
-
-    def restores(self) -> list[Restore]:
-        """The recorded restores, oldest first."""
-        return [Restore(*row) for row in self._rows("SELECT * FROM restore ORDER BY number")]
 
     def log(self, *entries: LogEntry) -> None:
         """Write down payloads. What leaves is on disk before it does (in a block of :meth:`together` by
@@ -229,7 +261,7 @@ class Store:
                 self._append(db, *entries)
 
     def _append(self, db: sqlite3.Connection, *entries: LogEntry) -> None:
-        number, before = self._head(db)
+        number, before = self.log_head()
         for e in entries:
             number += 1
             row = (number, e.at, e.round, e.peer, int(e.sent), str(e.kind), e.bytes, e.why)
@@ -239,16 +271,12 @@ class Store:
                 (*row, before),
             )
 
-    def _kept(self, content: Mapping[str, Any]) -> list[LogEntry]:
-        """Rows of the log that fix what other tables hold."""
-        facts = self.facts()
-        return [
-            LogEntry(
-                utc(), int(facts["round"]), facts["site"], False, EntryKind.KEPT, 0,
-                f"{what}: {short_digest(value)}",
-            )
-            for what, value in content.items()
-        ]  # fmt: skip
+    def _append_kept(self, db: sqlite3.Connection, content: Mapping[str, Any]) -> None:
+        """Fix in the log what other tables hold."""
+        at, round, site = utc(), self.round, self.facts()["site"]
+        for what, value in content.items():
+            why = f"{what}: {digest_of(value)}"
+            self._append(db, LogEntry(at, round, site, False, EntryKind.KEPT, 0, why))
 
     def _repeated(self) -> list[LogEntry]:
         """Refusals that were counted since the last row about them."""
@@ -265,11 +293,6 @@ class Store:
                 "INSERT OR IGNORE INTO head VALUES (?, ?, ?, ?, ?, ?)",
                 (head.site, head.rows, head.restores, head.round, head.digest, head.signature),
             )
-
-    def keep_restore(self, restore: Restore) -> None:
-        with self._change() as db:
-            values = (restore.number, restore.row, restore.digest, restore.signature)
-            db.execute("INSERT INTO restore VALUES (?, ?, ?, ?)", values)
 
     # Writing
 
@@ -289,8 +312,7 @@ class Store:
         """Write down facts of the study, on disk before anything that follows from them leaves."""
         with self._change() as db:
             db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", list(facts.items()))
-            self._append(db, *self._kept(facts))
-            self._seal(db)
+            self._append_kept(db, {f"fact {key}": value for key, value in facts.items()})
 
     def refused(self, peer: str, reason: str, detail: str) -> None:
         """Count a refused message against its sender: the first in a round has a row of its own, the others
@@ -304,42 +326,34 @@ class Store:
 
     def finish(self, done: RoundRecord) -> bool:
         """Write a round, whole. False if it had been finished before: nothing is counted twice."""
-        blob = done.weights.astype("<f4").tobytes()
         validation = done.validation if math.isfinite(done.validation) else None
+        row = RoundRow(done.round, tuple(sorted(done.partners)), done.rest, validation)
         with self._change() as db:
             if done.round <= self.round:
                 return False
             db.execute(
                 "INSERT OR REPLACE INTO model VALUES (1, ?, ?, ?)",
-                (done.round, blob, store_file.content_hash(blob)),
+                (json.dumps(list(done.members)), done.weights.astype("<f4").tobytes(), done.state),
             )
             db.execute(
                 "INSERT INTO round VALUES (?, ?, ?, ?)",
-                (done.round, json.dumps(sorted(done.partners)), done.rest, validation),
-            )
-            db.execute(
-                "INSERT OR REPLACE INTO state VALUES (1, ?, ?, ?)",
-                (json.dumps(list(done.members)), done.state, store_file.content_hash(done.state)),
+                (row.number, json.dumps(row.partners), row.rest, row.validation),
             )
             db.executemany("INSERT INTO broadcast VALUES (?, ?)", sorted(done.broadcasts.items()))
-            db.execute("UPDATE fact SET value = ? WHERE key = 'round'", (str(done.round),))
-            row = RoundRow(done.round, tuple(sorted(done.partners)), done.rest, validation)
-            kept = {f"round {done.round}": _plain(row), "model": self._model_hashes(db)}
-            self._append(db, *self._repeated(), *self._kept(kept))
+            self._append(db, *self._repeated())
+            self._append_kept(db, {f"round {done.round}": _plain(row), _MODEL: self._model_digests()})
             self._refused.clear()
-            self._seal(db)
         return True
 
-    def _model_hashes(self, db: sqlite3.Connection) -> list[str]:
-        """Of the current model, of the method's state, and of all applied broadcasts."""
-        content = [*db.execute("SELECT weights FROM model")]
-        content += [*db.execute("SELECT content FROM state"), *db.execute("SELECT content FROM broadcast")]
-        return [digest(bytes(blob)).hex() for (blob,) in content]
+    def _model_digests(self) -> list[str]:
+        """Of the current model, of the method's state and its members, and of all applied broadcasts."""
+        rows = self._rows("SELECT weights, state, members FROM model") + self._rows("SELECT * FROM broadcast")
+        return [digest_of([each.hex() if isinstance(each, bytes) else each for each in row]) for row in rows]
 
     # Transactions
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock, store_file.readable(self.path):
+        with self._lock, _readable(self.path):
             return self._db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
@@ -348,7 +362,7 @@ class Store:
 
         power: it also outlives a power cut from the moment it is made; else, from the next one that does.
         """
-        with self._lock, store_file.readable(self.path):
+        with self._lock, _readable(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -392,17 +406,95 @@ class Store:
                 raise RequestError(f"{self.path} cannot be synced ({error.strerror})") from error
             self._pending = False
 
-    def _digest(self) -> str:
-        return store_file.content_digest(self._db)
-
-    def _seal(self, db: sqlite3.Connection) -> None:
-        db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
-
-    def _head(self, db: sqlite3.Connection) -> tuple[int, bytes]:
-        for number, last in db.execute("SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1"):
-            return int(number), bytes(last)
-        return 0, self.log_start()
-
 
 def _plain(row: RoundRow) -> list[Any]:
     return [row.number, list(row.partners), row.rest, row.validation]
+
+
+# The file
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into one sentence; the file stays as it is."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, RequestError | sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            raise
+        busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+        advice = "try again" if busy else "restore it from a backup or move it away to start anew"
+        raise RequestError(f"{path} cannot be used ({error}); it was left as it is, {advice}") from error
+
+
+def _connect(path: Path, write: bool) -> sqlite3.Connection:
+    """Open an existing store after checking that it is one."""
+    header = b""
+    if path.is_file():
+        with path.open("rb") as stream:
+            header = stream.read(100)
+    if len(header) < 100 or header[:16] != b"SQLite format 3\0":
+        raise RequestError(f"{path} is not a site's store, or cut short; it was left as it is, move it away")
+    if int.from_bytes(header[68:72], "big") != APPLICATION:
+        raise RequestError(f"{path} is a database of something else; left as it is, choose another path")
+    with _readable(path):
+        db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={'rw' if write else 'ro'}",
+            uri=True, timeout=10.0, isolation_level=None, check_same_thread=False,
+        )  # fmt: skip
+    try:
+        with _readable(path):
+            if write:
+                db.execute("PRAGMA synchronous = NORMAL")  # the store syncs itself before anything leaves
+            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise RequestError(f"{path} is damaged ({verdict}); it was left as it is, restore a backup")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            newer = "update abps at this site"
+            older = "end the study with that version, or begin a new study under another name"
+            raise RequestError(
+                f"{path} was written by {'a newer' if version > SCHEMA_VERSION else 'an older'} version of "
+                f"abps (schema {version}, this one knows {SCHEMA_VERSION}); "
+                f"{newer if version > SCHEMA_VERSION else older}"
+            )
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _make(path: Path, facts: Mapping[str, str]) -> None:
+    """A new store, complete before it has its name: a file with the name is never half made."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
+            db.execute(f"PRAGMA application_id = {APPLICATION}")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(f"BEGIN;\n{_SCHEMA}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
+            db.executemany("INSERT INTO fact VALUES (?, ?)", list(facts.items()))
+            Store(db, part)._append_kept(db, {_STUDY: {f"fact {key}": v for key, v in facts.items()}})
+        part.replace(path)  # closing wrote the journal back, so the one file is all of it
+    finally:
+        for rest in (part, Path(f"{name}-wal"), Path(f"{name}-shm")):
+            rest.unlink(missing_ok=True)
+
+
+def single_writer(path: Path) -> int | None:
+    """Hold a lock for as long as the store is open; :class:`StoreInUse` if another process has it."""
+    if fcntl is None:
+        return None
+    handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise StoreInUse(f"{path} is in use by another process of this site; wait for its end") from error
+    return handle
+
+
+def unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
