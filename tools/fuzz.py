@@ -396,7 +396,7 @@ def targets(place: Path) -> list[Target]:
     )
     with_statistics = replace(book, statistics=Statistics({"age": Scale(60.0, 10.0, 60.0)}))
     agreement = Agreement("s", "fedavg", book, 3, 5, {})
-    agreed, signed = agreement.to_json(), SignedProposal(Proposal("s", agreement, ("a", "b"))).to_json()
+    agreed, signed = agreement.to_json(), SignedProposal(Proposal(agreement, ("a", "b"))).to_json()
     lacking = replace(agreement, settings={"secure": "yes", "model": "linear"})
     scales = {
         "statistics": {"age": {"center": 60.0, "spread": 10.0, "fill": 61.0}},

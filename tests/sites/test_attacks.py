@@ -383,7 +383,7 @@ def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path,
         Store.open(own.store_of(agreement.study), name, "another", {}).close()
     if broken == "allowed":
         agreement = replace(agreement, method="secretpackage.module:NAME")
-    site = app.FlareSite(SignedProposal(Proposal(agreement.study, agreement)).text())
+    site = app.FlareSite(SignedProposal(Proposal(agreement)).text())
     site.begin(opening.SiteJob(name, tmp_path, "job", site.proposal), Membership(tmp_path), {}, False)
     site._start(Command.OPEN)
     site._work.join()

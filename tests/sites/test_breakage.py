@@ -15,7 +15,7 @@ from abps.core.errors import RequestError
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit
-from abps.sites.store.rows import LogEntry, RoundRecord
+from abps.sites.store.rows import LogEntry, RoundRow
 from abps.sites.store.store import Store
 
 from .loopback import LoopbackNetwork
@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_the_last_round_whole(tmp_path):
     store = Store.open(path, "a", "agreement")
 
     def finish(t, weights):
-        return store.finish(RoundRecord(t, np.ones(weights, np.float32), (), "", 0.5, ("a",), b"state"))
+        return store.finish(RoundRow(t, (), "", 0.5), np.ones(weights, np.float32), ("a",), b"state")
 
     assert finish(1, 10)
     store._db.execute("PRAGMA max_page_count = 1")  # as many as there are

@@ -55,6 +55,11 @@ def home(four, network, tmp_path):
     return kit
 
 
+def named(four, study):
+    """A proposal of a study with this name."""
+    return Proposal(replace(four.agreement("abps-plus", **LINEAR), study=study))
+
+
 def signed_study(four, network, method="abps-plus", members=None, floor=10, **settings) -> SignedProposal:
     rounds = settings.pop("rounds", 5)
     agreement = four.agreement(method, rounds=rounds, **(LINEAR | settings))
@@ -245,14 +250,14 @@ def test_proposals_do_not_fill_the_disk(four, tmp_path, monkeypatch):
     monkeypatch.setattr("abps.sites.consent.approval.MOST", 3)
     journal = Journal(tmp_path)
     for k in range(3):
-        approval.keep(tmp_path, journal, SignedProposal(Proposal(f"s{k}")), "op")
+        approval.keep(tmp_path, journal, SignedProposal(named(four, f"s{k}")), "op")
     with pytest.raises(RequestError, match="holds 3 proposals"):
-        approval.keep(tmp_path, journal, SignedProposal(Proposal("more")), "op")
+        approval.keep(tmp_path, journal, SignedProposal(named(four, "more")), "op")
 
 
 def test_a_proposal_that_was_put_into_the_folder_is_noticed(four, tmp_path):
     journal = Journal(tmp_path)
-    approval.keep(tmp_path, journal, SignedProposal(Proposal("icu")), "op")
+    approval.keep(tmp_path, journal, SignedProposal(named(four, "icu")), "op")
     (path,) = (tmp_path / "proposals").glob("*.json")
     path.write_text(path.read_text().replace('"members": []', '"members": ["x"]'))
     with pytest.raises(RequestError, match="put there or changed"):
@@ -279,10 +284,10 @@ def test_what_is_approved_is_what_was_read(four, network, home, capsys, change):
 
 
 @pytest.mark.parametrize("name", ["icu\x1b[2J\x1b[31mok", "icu\x9b2K\r\u202eko"])
-def test_no_name_redraws_the_terminal(home, capsys, name):
+def test_no_name_redraws_the_terminal(four, home, capsys, name):
     own = own_file(home)
     journal = own.journal(home)
-    approval.keep(Path(own.store), journal, SignedProposal(Proposal(name)), "op\x07")
+    approval.keep(Path(own.store), journal, SignedProposal(named(four, name)), "op\x07")
     code, out, _ = command(capsys, "site", "proposals", home)
     assert code == 0 and all(c.isprintable() or c == "\n" for c in out)
     assert name.encode("unicode_escape").decode() in out and "operator: op\\x07" in out

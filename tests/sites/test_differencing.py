@@ -71,7 +71,7 @@ def agreed(own, study: str, **settings) -> Agreement:
 
 def opened(own, folder, agreement, counting=False):
     """A site's door: what every release of a study passes."""
-    proposal = SignedProposal(Proposal(agreement.study, agreement, ())).text()
+    proposal = SignedProposal(Proposal(agreement)).text()
     job = SiteJob("a", folder / "local", "job", proposal)
     return open_study(job, own, own.journal(folder), lambda peer, kind, data: b"", counting, None)
 

@@ -28,7 +28,7 @@ from abps.sites.flare import kits, submit
 from abps.sites.flare.app import only_sealed
 from abps.sites.flare.submit import connected, session
 from abps.sites.node import measuring
-from abps.sites.node.privacy_ledger import account_of
+from abps.sites.node.context import account_of
 from abps.sites.store import audit
 
 from .processes import LONG, Processes

@@ -157,7 +157,8 @@ def test_no_sum_is_begun_twice_and_strangers_have_no_part():
     names = ("a", "b", "c")
     sites = {name: Masking(name, "study/job") for name in names}
     introductions = {name: site.introduction() for name, site in sites.items()}
-    assert all(site.meet(introductions) == [] for site in sites.values())
+    for site in sites.values():
+        site.meet(introductions)
     sites["a"].keys(2, names)
     for round, group in ((2, names), (1, names), (3, ("b", "c")), (3, ("a", "b"))):
         with pytest.raises(RequestError):
@@ -165,7 +166,7 @@ def test_no_sum_is_begun_twice_and_strangers_have_no_part():
     with pytest.raises(RequestError, match="no sum of round 5"):
         sites["a"].shares(5, {})
     again = Masking("b", "study/job")  # it was away, and comes back with another key
-    assert sites["a"].meet({"b": again.introduction()}) == []
+    sites["a"].meet({"b": again.introduction()})
     own = sites["a"].keys(4, ("a", "b", "c", "stranger"))
     stranger = Masking("stranger", "study/job")
     stranger.meet(introductions)
@@ -197,7 +198,7 @@ def test_a_relay_with_two_members_opens_no_sum_of_its_own_choice(six, tmp_path, 
 
 @pytest.mark.parametrize("named", [2, 5, 6])
 def test_a_site_joins_no_job_with_a_few_of_the_approved_members(six, tmp_path, named):
-    signed = SignedProposal(Proposal("test", six.agreement("fedavg", rounds=1), six.names))
+    signed = SignedProposal(Proposal(six.agreement("fedavg", rounds=1), six.names))
     consent = Consent(tmp_path, Journal(tmp_path / "journal"), OPEN, signed, None)
     roster = six.names[:named]
     if named >= 5:  # more than two thirds: members may have been revoked since
@@ -216,7 +217,7 @@ def test_a_relay_cannot_stand_in_for_a_site(four, tmp_path):
     introductions = {name: site.introduction() for name, site in sites.items()}
     first, second = four.names[:2]
     for site in sites.values():
-        assert site.meet(introductions) == []
+        site.meet(introductions)
     forged = Masking(second, "study/job").introduction()
     for lie in (
         forged,  # a key of its own, unsigned
@@ -230,8 +231,13 @@ def test_a_relay_cannot_stand_in_for_a_site(four, tmp_path):
             second, "another/job", read_signer(network.sites[second]), root
         ).introduction(),  # of another job
     ):
-        fresh = Masking(first, "study/job", read_signer(network.sites[first]), root)
-        assert fresh.meet({**introductions, second: lie}) == [second]
+        said = []
+        fresh = Masking(
+            first, "study/job", read_signer(network.sites[first]), root,
+            write=lambda kind, size, why, *more, said=said, **named: said.append((kind, why)),
+        )  # fmt: skip
+        fresh.meet({**introductions, second: lie})
+        assert [f"came as {second}'s is not its own" in why for kind, why in said] == [True]
         keys = {name: site.keys(1, four.names) for name, site in sites.items() if name != first}
         keys |= {first: fresh.keys(1, four.names)}
         with pytest.raises(RequestError, match="not signed"):  # no sum with it

@@ -19,8 +19,7 @@ from abps.sites.consent.proposal import Proposal
 from abps.sites.coordinator.masked import measure
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import measuring
-from abps.sites.node.context import Terms
-from abps.sites.node.privacy_ledger import account_of
+from abps.sites.node.context import Terms, account_of
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 

@@ -13,7 +13,7 @@ from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import status
-from abps.sites.node.privacy_ledger import account_of
+from abps.sites.node.context import account_of
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
@@ -47,8 +47,8 @@ def test_sites_spend_what_the_simulation_spends(four, tmp_path, method):
         site = network.sites[name]
         np.testing.assert_allclose(site.models[0], run.models[k], atol=1e-5)
         assert account_of(site.store) == run.privacy.accounts[name]
-        assert status.summary(site.store)["epsilon"] == pytest.approx(site.context.budget.account.spent())
-        assert site.context.budget.account.spent() <= 5.0
+        assert status.summary(site.store)["epsilon"] == pytest.approx(account_of(site.store).spent())
+        assert account_of(site.store).spent() <= 5.0
     close(network)
 
 

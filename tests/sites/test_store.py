@@ -12,19 +12,13 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites.store.rows import EntryKind, LogEntry, RoundRecord
+from abps.sites.store.rows import EntryKind, LogEntry, RoundRow
 from abps.sites.store.store import Store
 
 
 def finished(t=1, **changes):
-    given = {
-        "round": t,
-        "weights": np.arange(6, dtype=np.float32) + t,
-        "partners": ("bea",),
-        "rest": "",
-        "validation": 0.6,
-    }
-    return RoundRecord(**(given | changes))
+    row = RoundRow(t, ("bea",), "", changes.pop("validation", 0.6))
+    return {"row": row, "weights": np.arange(6, dtype=np.float32) + t} | changes
 
 
 @pytest.fixture
@@ -39,8 +33,8 @@ def fresh(path):
 def test_what_is_written_is_read_back_after_reopening(path):
     store = fresh(path)
     assert store.round == 0 and store.model() is None
-    assert store.finish(finished(1))
-    assert store.finish(finished(2, validation=float("nan")))
+    assert store.finish(**finished(1))
+    assert store.finish(**finished(2, validation=None))
     entry = LogEntry("2026-01-01T00:00:00", 2, "bea", True, EntryKind.UPLOAD, 123, "partner of round 2")
     store.log(entry)
     store.refused("eve", "wrong round", "round 9")
@@ -57,34 +51,34 @@ def test_what_is_written_is_read_back_after_reopening(path):
 
 def test_a_round_is_counted_once(path):
     store = fresh(path)
-    assert store.finish(finished(1))
+    assert store.finish(**finished(1))
     before = store.rounds()
-    assert not store.finish(finished(1, weights=np.zeros(6, dtype=np.float32), validation=0.1))
+    assert not store.finish(**finished(1, weights=np.zeros(6, dtype=np.float32), validation=0.1))
     assert store.rounds() == before and store.model()[0] == 1.0
     store.close()
 
 
 def test_a_round_that_fails_halfway_leaves_nothing(path):
     store = fresh(path)
-    store.finish(finished(1))
+    store.finish(**finished(1))
     with pytest.raises((TypeError, sqlite3.Error)):
-        store.finish(finished(2, broadcasts={2: None}))
+        store.finish(**finished(2, broadcasts={2: None}))
     assert store.round == 1 and len(store.rounds()) == 1 and store.model()[0] == 1.0
-    assert store.finish(finished(2))
+    assert store.finish(**finished(2))
     store.close()
 
 
 def test_one_writer_at_a_time_and_any_reader(path):
     store = fresh(path)
-    store.finish(finished(1))
+    store.finish(**finished(1))
     with pytest.raises(RequestError, match="in use by another process"):
         fresh(path)
     reader = Store.look(path)
     assert reader.round == 1
-    store.finish(finished(2))
+    store.finish(**finished(2))
     assert reader.round == 2
     with pytest.raises(RequestError, match="readonly"):
-        reader.finish(finished(3))
+        reader.finish(**finished(3))
     reader.close()
     store.close()
     fresh(path).close()
@@ -138,7 +132,7 @@ def test_another_schema_is_refused(path, version, words):
 def test_a_cut_off_store_is_refused(path):
     store = fresh(path)
     for t in range(1, 20):
-        store.finish(finished(t, weights=np.zeros(2000, dtype=np.float32)))
+        store.finish(**finished(t, weights=np.zeros(2000, dtype=np.float32)))
     store.close()
     path.write_bytes(path.read_bytes()[:-6000])
     refused_and_untouched(path, "damaged|cannot be used")
@@ -156,7 +150,7 @@ def test_flipped_bits_are_noticed_or_harmless(path):
         state = f"what was seen until round {t}".encode()
         weights = np.full(300, t, dtype=np.float32)
         kept = {t: f"broadcast {t}".encode()}
-        store.finish(finished(t, weights=weights, state=state, members=("ada", "bea"), broadcasts=kept))
+        store.finish(**finished(t, weights=weights, state=state, members=("ada", "bea"), broadcasts=kept))
     told = all_of(store)
     store.close()
     whole = path.read_bytes()
@@ -180,9 +174,9 @@ def test_flipped_bits_are_noticed_or_harmless(path):
 
 def test_broadcasts_are_part_of_their_round(path):
     store = fresh(path)
-    store.finish(finished(1, broadcasts={1: b"one"}))
-    assert not store.finish(finished(1, broadcasts={1: b"another"}))
-    store.finish(finished(4, broadcasts={2: b"two", 4: b"four"}))
+    store.finish(**finished(1, broadcasts={1: b"one"}))
+    assert not store.finish(**finished(1, broadcasts={1: b"another"}))
+    store.finish(**finished(4, broadcasts={2: b"two", 4: b"four"}))
     store.close()
     store = fresh(path)
     assert store.broadcasts() == {1: b"one", 2: b"two", 4: b"four"} and store.broadcasts(1) == {
@@ -205,7 +199,7 @@ def finish_rounds_until_killed(path, pipe):
         t = store.round + 1
         store.log(LogEntry("now", t, "bea", True, EntryKind.UPLOAD, 100, "upload of this round"))
         weights = np.full(5000, t, dtype=np.float32)
-        store.finish(RoundRecord(t, weights, ("bea",), "", 0.5, broadcasts={t: bytes([t % 256])}))
+        store.finish(RoundRow(t, ("bea",), "", 0.5), weights, broadcasts={t: bytes([t % 256])})
         os.write(pipe, f"done {t}\n".encode())
 
 

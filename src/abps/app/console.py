@@ -110,7 +110,7 @@ def overview(request: Request) -> Response:
 
 
 def ready(request: Request) -> Response:
-    """The checks of this kit: certificate days, clock, disk, versions, table."""
+    """The checks of this kit: certificate days, disk, versions, table."""
     return page(
         request, "console_rows.html", title=WORDS["console"]["ready"], rows=_run(request, "check")["checks"],
         study="", note="", command=_command(request, "check"),

@@ -136,7 +136,7 @@ def check(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check that everything is ready: name, port, TLS, certificates, clock, disk, memory, versions, table;
+    """Check that everything is ready: name, port, TLS, certificates, disk, memory, versions, table;
     and say what a job here is waiting for, for whom and since when.
 
     Exit code 0 if nothing fails (warnings are printed), 3 if something does.

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from scipy.stats import binomtest
+from scipy.special import ndtri
 
 from abps.core.errors import DataWarning
 from abps.data.repairs import RULES, Repair
@@ -138,8 +138,11 @@ def wilson(positives: int, total: int) -> tuple[float, float]:
     """The 95 % Wilson score interval of a proportion."""
     if total == 0:
         return math.nan, math.nan
-    ends = binomtest(positives, total).proportion_ci(method="wilson")
-    return float(ends.low), float(ends.high)
+    # By hand: scipy.stats would take 60 MB of every process at a hospital.
+    share, more = positives / total, float(ndtri(0.975)) ** 2 / total
+    half = math.sqrt(more * (share * (1 - share) + more / 4))
+    low, high = ((share + more / 2 + way * half) / (1 + more) for way in (-1, 1))
+    return max(0.0, low), min(1.0, high)
 
 
 @dataclass(frozen=True)

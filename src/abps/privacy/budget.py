@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -89,14 +90,9 @@ class Account:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
             budget = math.inf if data["budget"] is None else float(data["budget"])
-            releases = tuple(
-                Release(
-                    int(r["round"]), str(r["what"]), float(r["noise"]), float(r["sampling"]), int(r["times"])
-                )
-                for r in data["releases"]
-            )
+            releases = msgspec.convert(data["releases"], tuple[Release, ...])
             return Account(budget, float(data["delta"]), releases)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
             raise RequestError(f"this is not a privacy account ({error!r})") from error
 
 
@@ -127,20 +123,6 @@ class PrivacyLedger:
             raise RequestError(f"this is not a ledger of privacy ({error!r})") from error
 
 
-def recomputed(data: Any) -> dict[str, tuple[float, float]]:
-    """Of every center in a ledger's file: the ε that is written there, and the one that follows from the
-    releases. A reviewer compares the two."""
-    ledger = PrivacyLedger.from_json(data)
-    try:
-        written = {
-            str(name): math.inf if each["epsilon"] is None else float(each["epsilon"])
-            for name, each in data["centers"].items()
-        }
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"this ledger states no ε for a center ({error!r})") from error
-    return {name: (written[name], account.spent()) for name, account in ledger.accounts.items()}
-
-
 @dataclass(frozen=True)
 class Recount:
     """A ledger computed again.  most: the largest ε of a center.  wrong: the centers whose written ε does not
@@ -152,23 +134,21 @@ class Recount:
     @property
     def words(self) -> str:
         """The verdict."""
-        return (
-            f"differs from what is written at {', '.join(self.wrong[:3])}"
-            if self.wrong
-            else "as it is written"
-        )
+        names = ", ".join(self.wrong[:3])
+        return f"differs from what is written at {names}" if names else "as it is written"
 
 
 def recount(data: Any) -> Recount:
-    """A ledger's file held against its own releases."""
-    both = recomputed(data)
+    """A ledger's file held against its own releases, as a reviewer does."""
+    again = {name: account.spent() for name, account in PrivacyLedger.from_json(data).accounts.items()}
+    try:
+        said = {name: data["centers"][name]["epsilon"] for name in again}
+        written = {name: math.inf if each is None else float(each) for name, each in said.items()}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"this ledger states no ε for a center ({error!r})") from error
     # What is no number follows from nothing, so it is asked whether the two agree, not whether they differ.
-    wrong = [
-        name
-        for name, (written, again) in both.items()
-        if not math.isclose(written, again, rel_tol=1e-6, abs_tol=1e-6)
-    ]
-    return Recount(max((again for _, again in both.values()), default=0.0), tuple(wrong))
+    wrong = [n for n in again if not math.isclose(written[n], again[n], rel_tol=1e-6, abs_tol=1e-6)]
+    return Recount(max(again.values(), default=0.0), tuple(wrong))
 
 
 def epsilon_of(releases: Iterable[Release], delta: float) -> float:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import chdtrc
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
@@ -523,7 +523,7 @@ class _Fitting:
         ]
         statistic, freedom = found.last[start + 5 * p : start + 5 * p + 2]
         freedom = max(round(freedom) - p, 1)
-        equal = float(statistic / phi), freedom, float(stats.chi2.sf(statistic / phi, freedom))
+        equal = float(statistic / phi), freedom, float(chdtrc(freedom, statistic / phi))
         return tuple(made), equal
 
 

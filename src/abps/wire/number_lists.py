@@ -28,6 +28,7 @@ Kind = Literal["single", "half", "share", "place", "small", "double"]
 
 _KINDS: tuple[Kind, ...] = ("single", "half", "share", "place", "small", "double")
 _WIDTHS = {"single": 4, "half": 2, "share": 1, "place": 4, "small": 1, "double": 8}
+_PLAIN = {"single": "<f4", "place": "<u4", "double": "<f8"}
 _HEAD, _FIELD = struct.Struct("<B"), struct.Struct("<BHI")
 
 #: The most numbers in one list.
@@ -66,11 +67,6 @@ Form = tuple[Field, ...]
 def length(form: Form) -> int:
     """The number of values in a list of this form."""
     return sum(field.total for field in form)
-
-
-def size(form: Form) -> int:
-    """Bytes of a list of this form, including the description of its fields."""
-    return _HEAD.size + sum(_FIELD.size + field.size for field in form)
 
 
 @dataclass(frozen=True)
@@ -166,16 +162,12 @@ def encode(values: Floats, form: Form) -> bytes:
 
 
 def _encoded(values: Floats, field: Field) -> bytes:
-    if field.kind == "single":
-        return values.astype("<f4").tobytes()
+    if field.kind in _PLAIN:
+        return values.astype(_PLAIN[field.kind]).tobytes()
     if field.kind == "half":
         return codec("bf16").encode(values.astype(np.float32))
     if field.kind == "share":
         return np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8).tobytes()
-    if field.kind == "place":
-        return values.astype("<u4").tobytes()
-    if field.kind == "double":
-        return values.astype("<f8").tobytes()
     table = values.reshape(field.rows, field.count)
     scale = _scales(np.abs(table).max(axis=1, initial=0.0) / _TOP)
     codes = np.rint(table / np.where(scale > 0, scale, 1.0)[:, None])
@@ -183,16 +175,12 @@ def _encoded(values: Floats, field: Field) -> bytes:
 
 
 def _decoded(data: bytes, field: Field) -> Floats:
-    if field.kind == "single":
-        return np.frombuffer(data, "<f4").astype(np.float64)
+    if field.kind in _PLAIN:
+        return np.frombuffer(data, _PLAIN[field.kind]).astype(np.float64)
     if field.kind == "half":
         return codec("bf16").decode(data, field.total).astype(np.float64)
     if field.kind == "share":
         return np.frombuffer(data, np.uint8) / 255.0
-    if field.kind == "place":
-        return np.frombuffer(data, "<u4").astype(np.float64)
-    if field.kind == "double":
-        return np.frombuffer(data, "<f8").astype(np.float64)
     scale = codec("bf16").decode(data[: 2 * field.rows], field.rows).astype(np.float64)
     codes = np.frombuffer(data, np.int8, offset=2 * field.rows).reshape(field.rows, field.count)
     return (codes * scale[:, None]).ravel()

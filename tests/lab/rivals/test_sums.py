@@ -22,7 +22,6 @@ from abps.lab.rivals.one_shot import ODAL
 from abps.methods.base import Context
 from abps.methods.settings import with_model
 from abps.models.learners import learner_for
-from abps.wire.number_lists import Field, size
 
 
 def hospitals(spread: float, sizes: tuple[int, ...], seed: int = 0) -> Federation:
@@ -137,14 +136,12 @@ def test_odal_is_nearer_to_the_pooled_fit_than_the_mean():
     residual = expit(rows.x @ state.mean[:-1] + state.mean[-1]) - rows.y
     np.testing.assert_allclose(state.gradient[:-1], rows.x.T @ residual / len(residual), atol=1e-6)
     # The lead alone hears the gradient, and sends the result: bytes of both directions.
-    p, list_of = len(wanted), lambda count: size((Field("single", count),))
+    p, list_of = len(wanted), lambda count: 1 + 7 + 4 * count
     others, both = 7, 2 * CONTROL_MESSAGE
     assert [traffic.directed for traffic in spent] == [0, 0, 0]
     assert spent[0].control == others * (list_of(2 * p) + list_of(p) + both)
     # One of the eight coordinates, and sends itself nothing.
-    assert spent[1].control in {
-        others * (list_of(p + 1) + size(()) + both) + more for more in (0, list_of(p))
-    }
+    assert spent[1].control in {others * (list_of(p + 1) + 1 + both) + more for more in (0, list_of(p))}
     assert spent[2].control in {
         others * (list_of(p) + list_of(0) + both) + more for more in (0, list_of(p) - list_of(0))
     }

@@ -122,14 +122,8 @@ class Agreement:
 
     def notes(self) -> dict[str, str]:
         """What a site's store says about the study."""
-        return {
-            "study": self.study,
-            "method": self.method,
-            "settings": json.dumps(dict(self.settings), sort_keys=True),
-            "seed": str(self.seed),
-            "rounds": str(self.rounds),
-            "codebook": json.dumps(self.book.to_json(), sort_keys=True),
-        }
+        said = {name: value for name, value in self.to_json().items() if name != "schema"}
+        return {name: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for name, v in said.items()}
 
     def to_json(self) -> dict[str, Any]:
         return {

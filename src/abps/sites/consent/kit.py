@@ -6,11 +6,12 @@ import base64
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -131,37 +132,25 @@ class RevocationList:
 
     def to_text(self, key: rsa.RSAPrivateKey) -> str:
         """The list with the authority's signature, for a file or a message."""
-        signature = key.sign(chain.canonical(self._plain()), padding.PKCS1v15(), hashes.SHA256())
-        return files.as_json({**self._plain(), "signature": base64.b64encode(signature).decode()})
-
-    def _plain(self) -> dict[str, Any]:
-        return {
-            "schema": _SCHEMA,
-            "number": self.number,
-            "certificates": dict(self.certificates),
-            "expelled": list(self.expelled),
-        }
+        plain = {"schema": _SCHEMA, **asdict(self)}
+        signature = key.sign(chain.canonical(plain), padding.PKCS1v15(), hashes.SHA256())
+        return files.as_json({**plain, "signature": base64.b64encode(signature).decode()})
 
 
 def from_text(text: str, root: bytes) -> RevocationList:
     """A list that the owner of this root certificate (PEM) has signed, or one sentence."""
     try:
         data = json.loads(text)
+        signature = base64.b64decode(data.pop("signature"), validate=True)
+        key: Any = x509.load_pem_x509_certificate(root).public_key()
+        key.verify(signature, chain.canonical(data), padding.PKCS1v15(), hashes.SHA256())
         if data["schema"] != _SCHEMA:
             raise ValueError(f"schema {data['schema']!r}")
-        found = RevocationList(
-            int(data["number"]),
-            {str(serial): str(name) for serial, name in data["certificates"].items()},
-            tuple(str(name) for name in data["expelled"]),
-        )
-        signature = base64.b64decode(data["signature"], validate=True)
-        key: Any = x509.load_pem_x509_certificate(root).public_key()
-        key.verify(signature, chain.canonical(found._plain()), padding.PKCS1v15(), hashes.SHA256())
+        return msgspec.convert(data, RevocationList)
     except InvalidSignature as error:
         raise RequestError("a list of revoked members is not signed by this network's authority") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
         raise RequestError(f"this is no list of revoked members ({error!r})") from error
-    return found
 
 
 class Membership:

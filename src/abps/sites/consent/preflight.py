@@ -46,9 +46,6 @@ MEMORY = (400 * 2**20, 800 * 2**20)
 #: The engine's versions that are known to work: from the first, below the second.
 ENGINE = ((2, 9), (2, 10))
 
-#: Rows and events that a site's table needs to be of any use.
-FEWEST_ROWS, FEWEST_EVENTS = 50, 10
-
 #: Seconds that the relay gets to answer.
 TIMEOUT = 5.0
 
@@ -81,7 +78,6 @@ def checks(kit: Kit, book: Codebook | None = None) -> Iterator[Check]:
     now = datetime.datetime.now(datetime.UTC)
     yield versions()
     yield from _certificates(kit, now)
-    yield clock(kit, now)
     yield from _relay(kit)
     yield disk(kit)
     yield _room("memory", psutil.virtual_memory().available, MEMORY, "of memory are free")
@@ -115,7 +111,7 @@ def of_certificate(what: str, certificate: x509.Certificate, now: datetime.datet
         return Check(what, State.FAIL, f"ended on {day}, {-left:.0f} days ago; {remedy}")
     if certificate.not_valid_before_utc > now:
         begins = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        return Check(what, State.FAIL, f"begins only on {begins}; is this machine's clock right?")
+        return Check(what, State.FAIL, f"begins only on {begins}; set this machine's clock, if it is behind")
     if left < WARN_DAYS:
         return Check(what, State.WARN, f"ends on {day}, in {left:.0f} days; {remedy}")
     return Check(what, State.OK, f"good for {left:.0f} days, until {day}")
@@ -145,15 +141,6 @@ def _certificates(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
         yield Check("key", State.FAIL, f"{kit.key} is missing; {RENEW_KEY}")
     elif os.name == "posix" and stat.S_IMODE(kit.key.stat().st_mode) & 0o077:
         yield Check("key", State.WARN, f"{kit.key} can be read by others; run: chmod 600 {kit.key}")
-
-
-def clock(kit: Kit, now: datetime.datetime) -> Check:
-    """Whether this machine's clock can be right, by the kit's certificate; nothing else depends on it."""
-    with contextlib.suppress(RequestError):
-        made = read_certificate(kit.certificate).not_valid_before_utc
-        if made - now > datetime.timedelta(minutes=5):
-            return Check("clock", State.FAIL, f"it is {made - now} behind the day the kit was made; set it")
-    return Check("clock", State.OK, f"{now:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def _relay(kit: Kit) -> Iterator[Check]:
@@ -303,9 +290,9 @@ def _table(kit: Kit, book: Codebook | None) -> Iterator[Check]:
         yield Check("table", State.FAIL, str(error))
         return
     events, said = rows.outcome.informative(rows.label), f"{rows.rows:,} rows, {rows.described}"
-    if rows.rows < FEWEST_ROWS or events < FEWEST_EVENTS:
-        need = f"{FEWEST_ROWS} rows and {FEWEST_EVENTS} of each outcome"
-        yield Check("table", State.WARN, f"{said}: with fewer than {need} little can be learned or measured")
+    if rows.rows < own.policy.rows or events < own.policy.events:
+        need = f"{own.policy.rows} rows and {own.policy.events} of each outcome"
+        yield Check("table", State.WARN, f"{said}: with fewer than {need}, the policy takes part in no study")
     else:
         yield Check("table", State.OK, said)
     proposed = kit.local / sitefile.CODEBOOK

@@ -66,7 +66,7 @@ class Proposal:
 
     def digest(self) -> str:
         """Equal for two proposals that ask for the same."""
-        return chain.digest(chain.canonical(self.to_json())).hex()
+        return chain.digest_of(self.to_json())
 
     def terms(self) -> dict[str, Any]:
         """What is asked for, in the words of the one who has to decide."""

@@ -27,7 +27,16 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.masked import MaskedRelay
 from abps.sites.coordinator.steps import MembersMissing, enough, run_step, run_with_approval
 from abps.sites.protocol import commands
-from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, SiteState, Timeouts
+from abps.sites.protocol.commands import (
+    Answers,
+    Command,
+    DeclineCode,
+    Failure,
+    SiteFacts,
+    SiteLine,
+    SiteState,
+    Timeouts,
+)
 from abps.wire import messages
 from abps.wire.admission import Limits
 from abps.wire.number_lists import MOST
@@ -178,7 +187,7 @@ class Scheduler:
 
     # Who takes part
 
-    def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
+    def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
         """The sites that are there and agree; and why others are not."""
         _, failures = run_with_approval(
             self.line, roster, self.timeouts.work, self.timeouts, Command.OPEN,
@@ -197,11 +206,11 @@ class Scheduler:
             raise RequestError(f"{len(ready)} of {len(roster)} sites can take part, a job needs 2 ({why})")
         return ready, failures
 
-    def _greet(self, sites: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
+    def _greet(self, sites: Sequence[str]) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
         """The facts of sites whose study is this one; and why the others do not fit."""
         replies, silent = self.line.ask(sites, Command.HELLO, seconds=self.timeouts.sign)
         known, unfit = commands.check_all(replies, lambda v: commands.hello(v, self.agreement.rounds))
-        ready: dict[str, dict[str, Any]] = {}
+        ready: dict[str, SiteFacts] = {}
         mine = self.agreement.digest()
         for name, facts in known.items():
             if facts["agreement"] != mine:

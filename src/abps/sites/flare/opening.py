@@ -25,9 +25,8 @@ from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node import measuring
-from abps.sites.node.context import Terms
+from abps.sites.node.context import Terms, account_of, inherit
 from abps.sites.node.differencing import check_table
-from abps.sites.node.privacy_ledger import account_of, inherit
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Send
 from abps.sites.protocol.commands import DeclineCode

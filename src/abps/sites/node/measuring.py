@@ -41,8 +41,7 @@ from abps.privacy.budget import Release
 from abps.privacy.fixed_point import masked_bytes
 from abps.privacy.small_counts import least_rows
 from abps.sites.consent.agreement import Agreement
-from abps.sites.node.context import Terms
-from abps.sites.node.privacy_ledger import pay
+from abps.sites.node.context import Terms, pay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
 from abps.sites.protocol.masking import Masking, SumSteps

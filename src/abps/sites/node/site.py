@@ -27,12 +27,11 @@ from abps.models.metrics import labels_of
 from abps.models.outcome_scores import main_score
 from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
-from abps.sites.node.context import Round, SiteContext, Terms, is_round, may_score
+from abps.sites.node.context import Round, SiteContext, Terms, is_round, may_score, pay
 from abps.sites.node.exchanges import Exchanges
-from abps.sites.node.privacy_ledger import pay
 from abps.sites.node.transport import AuditedTransport, Gate, Heads, Send
 from abps.sites.protocol.commands import Command, DeclineCode, DeclineError
-from abps.sites.store.rows import EntryKind, RoundRecord
+from abps.sites.store.rows import EntryKind, RoundRow
 from abps.sites.store.store import Store
 from abps.wire import messages
 from abps.wire.admission import Reason, Refusal
@@ -211,11 +210,9 @@ class Site:
         else:
             rest = Rest(int(method.resting(world, state)[0]))
         value = self.score(state, context.data.validation)
-        done = RoundRecord(
-            round, state.models[0], partners, rest.words, value, context.members,
-            freeze(state, ("models",)), dict(self.exchanges.applied),
-        )  # fmt: skip
-        if self.store.finish(done):
+        row = RoundRow(round, partners, rest.words, value if math.isfinite(value) else None)
+        kept = freeze(state, ("models",)), self.exchanges.applied
+        if self.store.finish(row, state.models[0], context.members, *kept):
             context.state = state
             if after is not None and method.finished(state):
                 self.store.keep(weights=json.dumps(self._weights(state, round)))

@@ -21,7 +21,7 @@ from abps.core.errors import RequestError
 from abps.data.outcome import parse_outcome
 from abps.sites.consent.kit import Kit, Role
 from abps.sites.consent.preflight import Check, State
-from abps.sites.node.privacy_ledger import ledger_of
+from abps.sites.node.context import ledger_of
 from abps.sites.protocol.commands import Command
 from abps.sites.store.audit import heads_json
 from abps.sites.store.rows import EntryKind, LogEntry

@@ -10,11 +10,13 @@ A site whose answer fails its check is left out, and the job goes on: no site ca
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from abps.core.errors import RequestError
 
@@ -181,6 +183,8 @@ T = TypeVar("T")
 MOST_ROWS = 10**8
 MOST_BYTES = 10**10
 
+_Small = Annotated[int, Meta(ge=0, le=1000)]
+
 
 def check_all(
     replies: Mapping[str, Any], check: Callable[[Any], T]
@@ -191,7 +195,7 @@ def check_all(
     for name, value in replies.items():
         try:
             good[name] = check(value)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, msgspec.ValidationError):
             bad[name] = Failure(DeclineCode.INVALID_ANSWER)
     return good, bad
 
@@ -203,53 +207,34 @@ def whole(value: Any, low: int, high: int) -> int:
     return value
 
 
-def score(value: Any) -> float:
-    """A score between -1 and 1 (an R² may be negative), or none (NaN)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("no number")
-    if not math.isnan(value) and not -1 <= value <= 1:
-        raise ValueError("no such score")
-    return float(value)
-
-
 def progress(value: Any) -> tuple[str, Any]:
     """How a long command stands (a word), and its result."""
-    state, result = value
-    if not isinstance(state, str):
-        raise ValueError("no word")
-    return state, result
+    return msgspec.convert(value, tuple[str, Any])
 
 
-def hello(value: Any, rounds: int) -> dict[str, Any]:
-    """A site's first answer."""
-    if not isinstance(value, dict) or not isinstance(value["agreement"], str):
-        raise ValueError("no facts")
-    return {
-        "round": whole(value["round"], 0, rounds),
-        "agreement": value["agreement"],
-        "rows": whole(value["rows"], 1, MOST_ROWS),
-        "wire": version(value["wire"]),
-        "abps": release(value["abps"]),
-        "finished": value["finished"] is True,
-    }
+class SiteFacts(TypedDict):
+    """A site's first answer.  abps: its version; nothing else is repeated."""
+
+    round: int
+    agreement: str
+    rows: Annotated[int, Meta(ge=1, le=MOST_ROWS)]
+    wire: tuple[_Small, _Small]
+    abps: Annotated[str, Meta(pattern=r"^\d{1,4}(\.[0-9a-z]{1,8}){1,4}\Z")]
+    finished: bool
 
 
-def version(value: Any) -> tuple[int, int]:
-    major, minor = value
-    return whole(major, 0, 1000), whole(minor, 0, 1000)
-
-
-def release(value: Any) -> str:
-    """A version of abps: nothing else is repeated."""
-    if not isinstance(value, str) or not re.fullmatch(r"\d{1,4}(\.[0-9a-z]{1,8}){1,4}", value):
-        raise ValueError("no version")
-    return value
+def hello(value: Any, rounds: int) -> SiteFacts:
+    """A site's first answer, checked."""
+    found = msgspec.convert(value, SiteFacts)
+    whole(found["round"], 0, rounds)
+    return found
 
 
 def concluded(value: Any, members: int) -> tuple[float, dict[str, int], bool]:
-    """A site's validation score, its sums, and whether its method is done, at the end of a round."""
-    auroc, sums, done = value
-    if not isinstance(sums, dict):
-        raise ValueError("no sums")
+    """A site's validation score (-1 to 1, as an R² may be negative; or NaN), its sums, and whether its method
+    is done, at the end of a round."""
+    score, sums, done = msgspec.convert(value, tuple[float, dict[str, int], bool])
+    if not math.isnan(score) and not -1 <= score <= 1:
+        raise ValueError("no such score")
     most = {"bytes": MOST_BYTES, "partners": members}
-    return score(auroc), {name: whole(sums[name], 0, high) for name, high in most.items()}, done is True
+    return score, {name: whole(sums[name], 0, high) for name, high in most.items()}, done

@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.privacy.fixed_point import KEYS
 from abps.privacy.secure_sum import Collector, Group, Keys, Member, SumError, UnmaskShares
 from abps.sites.consent import keys as site_keys
 from abps.sites.consent.keys import Signer
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from abps.sites.store.store import Store
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 
 #: What the signature of a kit's key is for.
 PURPOSE = "key of masked sums"
@@ -70,9 +70,8 @@ class Masking:
         public = self._identity.public_key().public_bytes_raw()
         own = [public, b"", b""]
         if self.signer is not None:
-            signature = self.signer.sign(PURPOSE, self._signed(self.name, public))
-            own = [public, self.signer.certificate, signature]
-        self.write(EntryKind.REPORT, sum(map(len, own)), "our key for masked sums, for all members", 0)
+            own[1:] = self.signer.certificate, self.signer.sign(PURPOSE, self._signed(self.name, public))
+        self.write(EntryKind.REPORT, _size(own), "our key for masked sums, for all members", 0)
         return own
 
     def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
@@ -81,19 +80,15 @@ class Masking:
         for name, given in introductions.items():
             try:
                 public, certificate, signature = given
-                signed = self._signed(name, public)
-                if (
-                    self.authority is not None
-                    and name
-                    != site_keys.signer_of(certificate, self.authority, PURPOSE, signed, signature).name
-                ):
-                    raise ValueError("it is another member's")
+                if self.authority is not None:
+                    signed = self._signed(name, public), signature
+                    owner = site_keys.signer_of(certificate, self.authority, PURPOSE, *signed)
+                    if owner.name != name:
+                        raise ValueError("it is another member's")
                 self._known[name] = public
             except (AttributeError, TypeError, ValueError) as error:
-                what = (
-                    f"the key for masked sums that came as {name}'s is not its own ({error}); no sum with it"
-                )
-                self.write(EntryKind.DECISION, 0, what, 0, sent=False)
+                why = f"the key for masked sums that came as {name}'s is not its own ({error})"
+                self.write(EntryKind.DECISION, 0, f"{why}; no sum with it", 0, sent=False)
 
     def keys(self, round: int, group: Sequence[str]) -> list[bytes]:
         """Step 1 of the sum of a round, which is begun once."""
@@ -105,22 +100,20 @@ class Masking:
         with _refused():
             made = Group(tuple(sorted(group)), f"{self.context}/{round}", identities)
         self._member, self._round = Member(made, self.name, self._identity), round
-        self._sent(KEYS, "keys of the masks", round)
-        return list(self._member.keys())
+        return self._sent(list(self._member.keys()), "keys of the masks", round)
 
     def shares(self, round: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
         """Step 2: what each other shall keep of this site's secrets, readable by that one alone."""
-        self._came(sum(len(part) for each in keys.values() for part in each), "keys", round)
+        self._came(keys, "keys", round)
         with _refused():
             found = self._of(round).shares({name: Keys(*each) for name, each in keys.items()})
-        self._sent(sum(map(len, found.values())), "shares of our masks, sealed", round)
-        return found
+        return self._sent(found, "shares of our masks, sealed", round)
 
     def masked(
         self, round: int, sealed: Mapping[str, bytes], summand: Floats, kind: EntryKind, why: str
     ) -> bytes:
         """Step 3: keep what the others gave, and send the summand under all masks."""
-        self._came(sum(map(len, sealed.values())), "shares of masks", round)
+        self._came(sealed, "shares of masks", round)
         member = self._of(round)
         with _refused():
             for sender, parcel in sorted(sealed.items()):
@@ -134,28 +127,28 @@ class Masking:
         """Step 4: sign the list of those whose vectors have come."""
         with _refused():
             signature = self._of(round).present(names)
-        self._sent(len(signature), "our signature under the list of who is there", round)
-        return signature
+        return self._sent(signature, "our signature under the list of who is there", round)
 
     def opened(self, round: int, signatures: Mapping[str, bytes]) -> list[dict[str, bytes]]:
         """Step 5: the shares that take the masks off, once enough have signed the same list."""
-        self._came(sum(map(len, signatures.values())), "signatures", round)
+        self._came(signatures, "signatures", round)
         with _refused():
             shares = [dict(each) for each in self._of(round).open(signatures)]
-        size = sum(len(share) for each in shares for share in each.values())
-        self._sent(size, "shares that take the masks off the sum", round)
-        return shares
+        return self._sent(shares, "shares that take the masks off the sum", round)
 
     def total(self, round: int, data: bytes) -> Floats:
         """The sum as the relay says it: checked by what only members know."""
         with _refused():
             return fixed_point.decode(self._of(round).verified(np.frombuffer(data, "<u8").astype(np.uint64)))
 
-    def _sent(self, size: int, why: str, number: int) -> None:
-        self.write(EntryKind.MASK, size, f"{why}, in {self.what} {number}", number)
+    def _sent(self, made: T, why: str, number: int) -> T:
+        self.write(EntryKind.MASK, _size(made), f"{why}, in {self.what} {number}", number)
+        return made
 
-    def _came(self, size: int, what: str, number: int) -> None:
-        self.write(EntryKind.MASK, size, f"{what} of all, in {self.what} {number}", number, sent=False)
+    def _came(self, given: Any, what: str, number: int) -> None:
+        self.write(
+            EntryKind.MASK, _size(given), f"{what} of all, in {self.what} {number}", number, sent=False
+        )
 
     def _of(self, round: int) -> Member:
         if self._member is None or round != self._round:
@@ -164,6 +157,13 @@ class Masking:
 
     def _signed(self, name: str, public: bytes) -> bytes:
         return canonical([self.context, name, public.hex()])
+
+
+def _size(value: Any) -> int:
+    """Bytes in lists and mappings of bytes."""
+    if isinstance(value, bytes):
+        return len(value)
+    return sum(map(_size, value.values() if isinstance(value, Mapping) else value))
 
 
 class SumSteps:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import shutil
 import sqlite3
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from abps import files
 from abps.core.errors import RequestError
@@ -30,8 +31,6 @@ from abps.wire.messages import Head
 
 #: What signatures of heads are for.
 PURPOSE = "head"
-
-SCHEMA = "abps.heads/2"
 
 
 @dataclass(frozen=True)
@@ -139,14 +138,21 @@ def contradicts(store: Store, head: Head, signer: Signer) -> bool:
     return not _lost_by_restore(head, _restores(store, signer)[1])
 
 
-def heads_json(store: Store) -> dict[str, Any]:
+@dataclass(frozen=True)
+class HeadsFile:
     """The heads that a site holds, its own and those of partners, for others to check theirs against."""
+
+    schema: Literal["abps.heads/3"]
+    by: str
+    agreement: str
+    heads: tuple[Head, ...]
+
+
+def heads_json(store: Store) -> dict[str, Any]:
+    """What a store holds of heads, as plain data."""
     facts = store.facts()
-    held = [
-        {**asdict(head), "digest": head.digest.hex(), "signature": head.signature.hex()}
-        for head in store.heads()
-    ]
-    return {"schema": SCHEMA, "by": facts["site"], "agreement": facts["agreement"], "heads": held}
+    found = HeadsFile("abps.heads/3", facts["site"], facts["agreement"], tuple(store.heads()))
+    return dict(msgspec.to_builtins(found))
 
 
 def read_heads(path: Path, site: str, agreement: str | None, signer: Signer | None = None) -> list[Head]:
@@ -155,22 +161,15 @@ def read_heads(path: Path, site: str, agreement: str | None, signer: Signer | No
     agreement: of the site's store; none: it has no such store, and only heads that its key signed count.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r}")
-        of = str(data["agreement"])
-        found = [
-            Head(site, int(h["rows"]), int(h["round"]), bytes.fromhex(h["digest"]),
-                 bytes.fromhex(h["signature"]), int(h["restores"]))
-            for h in data["heads"] if h["site"] == site
-        ]  # fmt: skip
+        data = msgspec.json.decode(Path(path).read_bytes(), type=HeadsFile)
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}; name a partner's heads.json") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{path} is not a partner's heads.json ({error!r})") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} is not a partner's heads.json ({error})") from error
+    found = [head for head in data.heads if head.site == site]
     if agreement is None:
-        return [head for head in found if signer is not None and _is_signed(head, of, signer)]
-    if of != agreement:
+        return [head for head in found if signer is not None and _is_signed(head, data.agreement, signer)]
+    if data.agreement != agreement:
         raise RequestError(f"{path} is of another study than this store")
     return found
 

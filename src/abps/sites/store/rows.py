@@ -9,13 +9,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 def utc() -> str:
@@ -76,27 +72,9 @@ class LogEntry:
     why: str
 
 
-@dataclass(frozen=True, eq=False)
-class RoundRecord:
-    """Everything that one round changes, written together.
-
-    state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: whom it refers to.
-    broadcasts: what coordinators sent to all, by exchange: the state is what they led to.
-    """
-
-    round: int
-    weights: NDArray[np.float32]
-    partners: tuple[str, ...]
-    rest: str
-    validation: float
-    members: tuple[str, ...] = ()
-    state: bytes = b""
-    broadcasts: Mapping[int, bytes] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class RoundRow:
-    """A finished round as it was written down."""
+    """A finished round.  partners: who else was in its exchange.  rest: why there was none, in words."""
 
     number: int
     partners: tuple[str, ...]

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sqlite3
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from abps.core.errors import RequestError
 from abps.sites.store.rows import (
     EntryKind,
     LogEntry,
-    RoundRecord,
     RoundRow,
     canonical,
     digest,
@@ -324,24 +322,29 @@ class Store:
         if not repeated:
             self.log(LogEntry(utc(), 0, peer, False, EntryKind.REFUSED, 1, f"{reason}: {detail}"))
 
-    def finish(self, done: RoundRecord) -> bool:
-        """Write a round, whole. False if it had been finished before: nothing is counted twice."""
-        validation = done.validation if math.isfinite(done.validation) else None
-        row = RoundRow(done.round, tuple(sorted(done.partners)), done.rest, validation)
+    def finish(
+        self,
+        row: RoundRow,
+        weights: NDArray[np.float32],
+        members: Sequence[str] = (),
+        state: bytes = b"",
+        broadcasts: Mapping[int, bytes] | None = None,
+    ) -> bool:
+        """Write a round, whole. False if it had been finished before: nothing is counted twice.
+
+        state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: whom it refers to.
+        broadcasts: what coordinators sent to all, by exchange: the state is what they led to.
+        """
         with self._change() as db:
-            if done.round <= self.round:
+            if row.number <= self.round:
                 return False
-            db.execute(
-                "INSERT OR REPLACE INTO model VALUES (1, ?, ?, ?)",
-                (json.dumps(list(done.members)), done.weights.astype("<f4").tobytes(), done.state),
-            )
-            db.execute(
-                "INSERT INTO round VALUES (?, ?, ?, ?)",
-                (row.number, json.dumps(row.partners), row.rest, row.validation),
-            )
-            db.executemany("INSERT INTO broadcast VALUES (?, ?)", sorted(done.broadcasts.items()))
+            values = (json.dumps(list(members)), weights.astype("<f4").tobytes(), state)
+            db.execute("INSERT OR REPLACE INTO model VALUES (1, ?, ?, ?)", values)
+            kept = (row.number, json.dumps(row.partners), row.rest, row.validation)
+            db.execute("INSERT INTO round VALUES (?, ?, ?, ?)", kept)
+            db.executemany("INSERT INTO broadcast VALUES (?, ?)", sorted((broadcasts or {}).items()))
             self._append(db, *self._repeated())
-            self._append_kept(db, {f"round {done.round}": _plain(row), _MODEL: self._model_digests()})
+            self._append_kept(db, {f"round {row.number}": _plain(row), _MODEL: self._model_digests()})
             self._refused.clear()
         return True
 
