@@ -54,7 +54,7 @@ def begun(given, agreement, folder):
     return network, sites
 
 
-def tested(site):
+def own_score(site):
     """The score of a site's model on its own test rows, which never leaves it."""
     return site.score(site.context.state, site.context.data.test)
 
@@ -186,7 +186,7 @@ def test_one_huge_upload_costs_no_more_than_its_sender_s_absence(eight, tmp_path
     network = opened(eight, agreement, tmp_path / "poisoned", Poisoned(bad, factor))
     Scheduler(network, agreement, 12, QUICK).run(eight.names)
     assert network.hit > 4
-    alike = [tested(network.sites[name]) - tested(clean.sites[name]) for name in eight.names[1:]]
+    alike = [own_score(network.sites[name]) - own_score(clean.sites[name]) for name in eight.names[1:]]
     assert np.mean(alike) > -0.003 and min(alike) > -0.02
     close(clean)
     close(network)
@@ -226,7 +226,7 @@ def test_two_of_eight_aim_at_one_coefficient(eight, tmp_path, entry, push):
         Scheduler(each, agreement, 12, QUICK).run(eight.names)
     honest = eight.names[2:]
     moved = [abs(network.sites[n].models[0][entry] - clean.sites[n].models[0][entry]) for n in honest]
-    cost = [tested(clean.sites[n]) - tested(network.sites[n]) for n in honest]
+    cost = [own_score(clean.sites[n]) - own_score(network.sites[n]) for n in honest]
     assert max(moved) < (0.1 if push > 10 else 1.0) and np.nanmean(cost) < 0.02, (moved, cost)
     close(clean)
     close(network)
@@ -267,7 +267,7 @@ def test_under_masks_liars_can_do_no_more_than_leave_the_others_alone(eight, tmp
         moved.append(network.sites[name].models[0][entry])
         kept_own += bool(state.resting[0])
     assert np.abs(moved).max() < 10 and (kept_own > len(moved) // 2) == (push > 10), (moved, kept_own)
-    scores = [tested(network.sites[name]) for name in eight.names[2:]]
+    scores = [own_score(network.sites[name]) for name in eight.names[2:]]
     print(f"\n{liars} liars, push {push:g}: AUROC {np.nanmean(scores):.3f}, {np.round(moved, 2)}")
     close(network)
 

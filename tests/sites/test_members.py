@@ -61,7 +61,7 @@ def test_a_list_is_taken_only_if_the_authority_signed_it(network, tmp_path):
     for change in ({"expelled": []}, {"number": 2}, {"certificates": {}}, {"signature": "AAAA"}):
         with pytest.raises(RequestError, match="not signed"):
             membership.from_text(json.dumps(json.loads(text) | change), root)
-    for broken in ("", "{}", "[]", json.dumps(json.loads(text) | {"number": "x"})):
+    for broken in ("", "{}", "[]", json.dumps(json.loads(text) | {"signature": "x"})):
         with pytest.raises(RequestError, match="no list"):
             membership.from_text(broken, root)
     other = kits.provision(tmp_path / "other", ["north", "south"], "localhost", 18996)
