@@ -16,7 +16,7 @@ from abps.data.table import MIN_CLASS, federate, own_table
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy
-from abps.sites.node.context import Terms
+from abps.sites.node.context import JobTerms
 from abps.sites.node.site import Site
 from abps.sites.store.store import Store
 from abps.wire import messages
@@ -81,7 +81,7 @@ def open_site(
     data = agreement.prepare(given.table(name, agreement.book))
     kept = Store.open(store / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
     try:
-        site = Site(name, agreement, data, kept, network.sender(name), Terms(**more))
+        site = Site(name, agreement, data, kept, network.sender(name), JobTerms(**more))
     except BaseException:
         kept.close()
         raise

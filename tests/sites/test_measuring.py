@@ -19,7 +19,7 @@ from abps.sites.consent.proposal import Proposal
 from abps.sites.coordinator.masked import measure
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import measuring
-from abps.sites.node.context import Terms, account_of
+from abps.sites.node.context import JobTerms, account_of
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
@@ -52,7 +52,7 @@ class Desks(Relay):
     def _counter(self, name):
         store = Store.open(self.path(name), name, self.agreement.digest(), self.agreement.notes())
         table = self.given.table(name, self.agreement.book)
-        return measuring.ScaleCounting(name, self.agreement, table, store, Terms(secret=7))
+        return measuring.ScaleCounting(name, self.agreement, table, store, JobTerms(secret=7))
 
     def path(self, name):
         return self.folder / f"{name}-scales.sqlite"

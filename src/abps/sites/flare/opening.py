@@ -25,7 +25,7 @@ from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node import measuring
-from abps.sites.node.context import Terms, account_of, inherit
+from abps.sites.node.context import JobTerms, account_of, inherit
 from abps.sites.node.differencing import check_table
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Send
@@ -90,7 +90,7 @@ def open_study(
         own.policy.check_rows(table.rows, table.outcome.informative(table.label))
     # What protects patients must not follow from a seed that all know.
     secret = secrets.randbits(62) if agreement.book.min_cell or method.privacy.budget is not None else 0
-    terms = Terms(given.job, own.limits, consent, journal.signer, secret, own.another_table)
+    terms = JobTerms(given.job, own.limits, consent, journal.signer, secret, own.another_table)
     if counting:
         with _opened_store(given, own, agreement, measuring.store_name(agreement.study)) as store:
             return measuring.ScaleCounting(given.site, agreement, table, store, terms)

@@ -42,7 +42,7 @@ _ACCOUNT, _GAPS = "privacy", "privacy_gaps"
 
 
 @dataclass(frozen=True)
-class Terms:
+class JobTerms:
     """How a site takes part in a job.
 
     job: its name, the same at all sites.  limits: what the site tolerates of a peer.
@@ -78,7 +78,9 @@ class Round:
 class SiteContext:
     """What all parts of a site share in a job."""
 
-    def __init__(self, name: str, agreement: Agreement, data: Prepared, store: Store, terms: Terms) -> None:
+    def __init__(
+        self, name: str, agreement: Agreement, data: Prepared, store: Store, terms: JobTerms
+    ) -> None:
         self.name, self.agreement, self.data, self.store, self.terms = name, agreement, data, store, terms
         self.method = agreement.config()
         self.lock = threading.RLock()

@@ -41,7 +41,7 @@ from abps.privacy.budget import Release
 from abps.privacy.fixed_point import masked_bytes
 from abps.privacy.small_counts import least_rows
 from abps.sites.consent.agreement import Agreement
-from abps.sites.node.context import Terms, pay
+from abps.sites.node.context import JobTerms, pay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
 from abps.sites.protocol.masking import Masking, SumSteps
@@ -168,10 +168,10 @@ class ScaleCounting:
         agreement: Agreement,
         table: Federation,
         store: Store,
-        terms: Terms | None = None,
+        terms: JobTerms | None = None,
     ) -> None:
         """table: the site's own.  terms: how it takes part; none: as in a rehearsal."""
-        terms = terms or Terms()
+        terms = terms or JobTerms()
         self.name, self.agreement, self.store, self.consent = name, agreement, store, terms.consent
         names, book = agreement.uncounted, agreement.book
         split = assign_splits(table, agreement.seed, book.shared_patients)

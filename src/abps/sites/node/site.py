@@ -27,7 +27,7 @@ from abps.models.metrics import labels_of
 from abps.models.outcome_scores import main_score
 from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
-from abps.sites.node.context import Round, SiteContext, Terms, is_round, may_score, pay
+from abps.sites.node.context import JobTerms, Round, SiteContext, is_round, may_score, pay
 from abps.sites.node.exchanges import Exchanges
 from abps.sites.node.transport import AuditedTransport, Gate, Heads, Send
 from abps.sites.protocol.commands import Command, DeclineCode, DeclineError
@@ -51,10 +51,10 @@ class Site:
         data: Prepared,
         store: Store,
         send: Send,
-        terms: Terms | None = None,
+        terms: JobTerms | None = None,
     ) -> None:
         """terms: how it takes part; none: as in a rehearsal."""
-        terms = terms or Terms()
+        terms = terms or JobTerms()
         self.name, self.agreement, self.store, self.consent = name, agreement, store, terms.consent
         self.context = context = SiteContext(name, agreement, data, store, terms)
         self.transport = AuditedTransport(context, send)
