@@ -114,14 +114,18 @@ def test_charlson_of_all_admissions_by_brute_force(root: Path, data: Data) -> No
         of[int(r["hadm_id"])].append((r["icd_code"].strip(), r["icd_version"]))
     frame = pl.DataFrame(
         {
-            "key": [int(r["hadm_id"]) for r in coded],
+            "stay": [int(r["hadm_id"]) for r in coded],
             "icd_code": [r["icd_code"] for r in coded],
             "icd_version": [int(r["icd_version"]) for r in coded],
         }
     )
     keys = pl.Series(admissions)
-    all_17 = {row["key"]: row for row in charlson.flags(frame, keys, "17").iter_rows(named=True)}
-    the_12 = {row["key"]: row for row in charlson.flags(frame, keys, "12").iter_rows(named=True)}
+    all_17 = {
+        row["stay"]: row for row in charlson.flags(charlson.present(frame), keys, "17").iter_rows(named=True)
+    }
+    the_12 = {
+        row["stay"]: row for row in charlson.flags(charlson.present(frame), keys, "12").iter_rows(named=True)
+    }
     positive = 0
     for admission in admissions:
         expected = brute_force(prefixes, of[admission])
@@ -290,7 +294,7 @@ def test_summaries_of_any_events(events: list[tuple[int, int, str, float]]) -> N
 @given(st.text("0123456789EVICKG", min_size=1, max_size=5), st.sampled_from([9, 10]))
 def test_categories_of_any_code(code: str, version: int) -> None:
     table = charlson.table()
-    expected = [n for n, by in table.prefixes.items() if any(code[: len(p)] == p for p in by[version])]
+    expected = [n for n, by in table.categories.items() if any(code[: len(p)] == p for p in by[version])]
     assert list(charlson.categories_of(code, version)) == expected
 
 

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from abps.cohorts import meds, mimiciv, omop, physiology, vitals
+from abps.cohorts.tidy import shipped
 from abps.core.errors import RequestError
 
 from . import made_omop, oracles
@@ -242,7 +243,7 @@ def test_bad_input(tmp_path: Path) -> None:
 
 
 def test_every_signal_has_its_units() -> None:
-    words = omop.concepts()
+    words = shipped("omop")
     names = {*words["vitals"], *words["gcs"], *physiology.labs(), "temperature_f"}
     assert set(words["units"]) == names
     assert set(words["vitals"]) == set(vitals.VITALS)

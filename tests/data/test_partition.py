@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from abps.cohorts import eicu
 from abps.core.errors import RequestError
-from abps.data import check
+from abps.data import partition
 from abps.data.partition import CellRule, Recipe, divide, parse_only, random_parts
 
 KEEP = CellRule(small="keep")
@@ -247,15 +247,13 @@ def test_descriptions_of_centers_and_features() -> None:
             "none": pl.Series([None] * 4, dtype=pl.Float64),
         }
     )
-    a, b, unknown = check.center_lines(source, "died", "h", ["age", "way"])
+    a, b, unknown = partition.center_lines(source, "died", "h", ["age", "way"])
     assert (a.stays, a.positives, a.rate, a.missing) == (2, 1, 0.5, 0.25)
     assert (b.center, b.missing, unknown.center, unknown.missing) == ("b", 0.5, "unknown", 0.0)
-    lines = {line.name: line for line in check.feature_lines(source, ["age", "sick", "way", "none"])}
+    lines = {line.name: line for line in partition.feature_lines(source, ["age", "sick", "way", "none"])}
     assert lines["age"].missing == 0.25 and lines["age"].mean == 70.0 and lines["age"].sd == 20.0
     assert lines["sick"].summary == "25.0%" and lines["none"].kind == "empty"
     assert lines["way"].summary == "in 67%, out 33%"
-    mix = check.case_mix(source, "h", ["age", "sick", "way"])
-    assert mix.columns == ["center", "age", "sick"] and mix["sick"].to_list() == [0.5, 0.0, 0.0]
 
 
 def test_a_dirichlet_center_without_a_stay_is_named() -> None:

@@ -41,8 +41,8 @@ HELP_OF = {
 
 HELP = """Make one tidy table from raw clinical tables: one row per stay, with its provenance and a report.
 
-Beside COHORT.parquet appear COHORT.html (the report), COHORT.flow.svg and .md (who was left out and why),
-COHORT.dictionary.md and .csv (what the columns mean) and COHORT.provenance.json (files, hashes, options).
+Beside COHORT.parquet appear COHORT.html (the report), COHORT.flow.svg (who was left out and why),
+COHORT.dictionary.csv (what the columns mean) and COHORT.provenance.json (files, hashes, options).
 
     abps cohort mimiciv mimic-iv-3.1 --out cohort.parquet
     abps partition cohort.parquet --by careunit,window:2y --out fed.parquet

@@ -7,14 +7,14 @@ pressure ulcer).
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
+import msgspec
 import polars as pl
 
+from abps.cohorts.tidy import Variable, shipped
 from abps.core.errors import RequestError
 
 #: The reading of the paper's 12 categories, all 17 of the index, or none.
@@ -23,34 +23,32 @@ CHOICES = ("12", "17", "none")
 
 @dataclass(frozen=True)
 class CharlsonTable:
-    """prefixes: category -> ICD version (9 or 10) -> prefixes. paper: the 12 columns and what they unite."""
+    """categories: category -> ICD version (9 or 10) -> prefixes. paper: 12 columns and what they unite."""
 
-    prefixes: dict[str, dict[int, tuple[str, ...]]]
+    categories: dict[str, dict[int, tuple[str, ...]]]
     paper: dict[str, tuple[str, ...]]
 
     def columns(self, choice: str) -> dict[str, tuple[str, ...]]:
         """Column name -> the categories it unites, for one of :data:`CHOICES`."""
-        if choice == "12":
-            return {f"cci_{name}": parts for name, parts in self.paper.items()}
-        if choice == "17":
-            return {f"cci_{name}": (name,) for name in self.prefixes}
-        if choice == "none":
-            return {}
-        raise RequestError(f"charlson={choice!r}: choose one of {', '.join(CHOICES)}")
+        if choice not in CHOICES:
+            raise RequestError(f"charlson={choice!r}: choose one of {', '.join(CHOICES)}")
+        all_17 = {name: (name,) for name in self.categories}
+        united = self.paper if choice == "12" else all_17 if choice == "17" else {}
+        return {f"cci_{name}": parts for name, parts in united.items()}
 
 
 @cache
 def table() -> CharlsonTable:
     """The shipped table."""
-    text = resources.files("abps.cohorts").joinpath("tables/charlson.json").read_text(encoding="utf-8")
-    raw = json.loads(text)
-    return CharlsonTable(
-        prefixes={
-            name: {int(version): tuple(codes) for version, codes in versions.items()}
-            for name, versions in raw["categories"].items()
-        },
-        paper={name: tuple(parts) for name, parts in raw["paper"].items()},
-    )
+    return msgspec.convert(shipped("charlson"), CharlsonTable, str_keys=True)
+
+
+def dictionary(choice: str, origin: str) -> list[Variable]:
+    """Dictionary lines of the columns.  origin: where the codes come from, in words."""
+    return [
+        Variable(name, "feature", "0/1", f"{' or '.join(p.replace('_', ' ') for p in parts)}; {origin}")
+        for name, parts in table().columns(choice).items()
+    ]
 
 
 def categories_of(code: str, version: int) -> tuple[str, ...]:
@@ -60,33 +58,37 @@ def categories_of(code: str, version: int) -> tuple[str, ...]:
     ('congestive_heart_failure', 'renal')
     """
     return tuple(
-        name for name, prefixes in table().prefixes.items() if code.startswith(prefixes.get(version, ()))
+        name for name, prefixes in table().categories.items() if code.startswith(prefixes.get(version, ()))
     )
 
 
-def flags(diagnoses: pl.DataFrame, keys: pl.Series, choice: str) -> pl.DataFrame:
-    """For every key one row of 0/1 comorbidities.
-
-    diagnoses: columns key, icd_code (text), icd_version (9 or 10). keys: all keys, in the order wanted;
-    a key without diagnoses gets zeros.
-    """
-    columns = table().columns(choice)
-    codes = diagnoses.select("icd_code", "icd_version").unique().drop_nulls()
+def present(coded: pl.DataFrame) -> pl.DataFrame:
+    """(stay, category) of diagnoses (stay, icd_code as text, icd_version 9 or 10)."""
+    codes = coded.select("icd_code", "icd_version").unique().drop_nulls()
     matched = [
         (code, version, category)
         for code, version in codes.iter_rows()
         for category in categories_of(normal(code), version)
     ]
-    hits = pl.DataFrame(
-        matched,
-        schema={"icd_code": pl.String, "icd_version": diagnoses.schema["icd_version"], "category": pl.String},
-        orient="row",
-    )
-    present = diagnoses.join(hits, on=["icd_code", "icd_version"]).select("key", "category").unique()
-    result = pl.DataFrame({"key": keys})
-    for name, parts in columns.items():
-        having = present.filter(pl.col("category").is_in(list(parts)))["key"].unique()
-        result = result.with_columns(pl.col("key").is_in(having.implode()).cast(pl.Int8).alias(name))
+    kind = coded.schema["icd_version"]
+    schema = {"icd_code": pl.String(), "icd_version": kind, "category": pl.String()}
+    hits = pl.DataFrame(matched, schema=schema, orient="row")
+    return coded.join(hits, on=["icd_code", "icd_version"]).select("stay", "category").unique()
+
+
+def flags(found: pl.DataFrame | None, stays: pl.Series, choice: str) -> pl.DataFrame:
+    """One row of 0/1 comorbidities for every stay, in the order given.
+
+    found: (stay, category), as :func:`present` has them; None: nobody looked, and all are unknown, which is
+    not the same as healthy.
+    """
+    result = pl.DataFrame({"stay": stays})
+    for name, parts in table().columns(choice).items():
+        flag: pl.Expr = pl.lit(None, pl.Int8)
+        if found is not None:
+            having = found.filter(pl.col("category").is_in(list(parts)))["stay"].unique()
+            flag = pl.col("stay").is_in(having.implode()).cast(pl.Int8)
+        result = result.with_columns(flag.alias(name))
     return result
 
 
@@ -111,7 +113,7 @@ def version_of(dotted: str) -> int:
 _ENOUGH = 300
 
 
-def lost_zeros(codes: pl.DataFrame) -> str | None:
+def lost_zeros(codes: pl.DataFrame) -> list[str]:
     """A warning if ICD-9 codes have lost their leading zeros (a spreadsheet read them as numbers).
 
     codes: columns icd_code (undotted text) and icd_version, one row per coded diagnosis or per code.
@@ -122,13 +124,11 @@ def lost_zeros(codes: pl.DataFrame) -> str | None:
     short = numeric.filter(pl.col("icd_code").str.len_chars() < 3).unique().sort("icd_code")
     if short.height:
         examples = ", ".join(short["icd_code"].head(3).to_list())
-        return (
-            f"{short.height} ICD-9 codes have fewer than three digits ({examples}): leading zeros were lost, "
-            "and comorbidities whose codes begin with 0 are missed; use the diagnoses file as distributed"
-        )
-    if numeric.height >= _ENOUGH and not numeric["icd_code"].str.starts_with("0").any():
-        return (
-            f"none of {numeric.height} numeric ICD-9 codes begins with 0: leading zeros were probably lost, "
-            "and comorbidities whose codes begin with 0 are missed; use the diagnoses file as distributed"
-        )
-    return None
+        why = f"{short.height} ICD-9 codes have fewer than three digits ({examples}): leading zeros were lost"
+    elif numeric.height >= _ENOUGH and not numeric["icd_code"].str.starts_with("0").any():
+        many = numeric.height
+        why = f"none of {many} numeric ICD-9 codes begins with 0: leading zeros were probably lost"
+    else:
+        return []
+    missed = "comorbidities whose codes begin with 0 are missed; use the diagnoses file as distributed"
+    return [f"{why}, and {missed}"]

@@ -19,7 +19,7 @@ import re
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +147,12 @@ def open_optional(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable |
                 "(was it renamed or saved by another program? use the file as distributed)"
             )
     return CsvTable(name, path, header)
+
+
+def open_inputs(root: Path, tables: Mapping[str, tuple[str, tuple[str, ...]]]) -> dict[str, CsvTable]:
+    """The tables that are there, by input.  tables: input -> name, and the columns that it needs."""
+    opened = {name: open_optional(root, table, columns) for name, (table, columns) in tables.items()}
+    return {name: table for name, table in opened.items() if table is not None}
 
 
 def read_header(path: Path) -> tuple[str, ...]:
@@ -343,3 +349,8 @@ def _what_is_wrong(text: str) -> str:
 def as_list(values: tuple[Any, ...]) -> str:
     """Values as an SQL list of literals."""
     return "[" + ", ".join(quoted(v) if isinstance(v, str) else str(v) for v in values) + "]"
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Whole numbers with commas between, as in an SQL list."""
+    return ", ".join(map(str, values))

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from abps.cohorts.duck import Progress, silent
-from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order
+from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order, variables
 from abps.core.errors import RequestError
 from abps.data.roles import Roles
 
@@ -16,26 +16,26 @@ RECIPE = "heart/1"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 #: The fourteen columns of the processed files, in their order.
-_COLUMNS = (
-    Variable("age", "feature", "years", "age"),
-    Variable("sex", "feature", "0/1", "1 male"),
-    Variable("cp", "feature", "", "chest pain type"),
-    Variable("trestbps", "feature", "mmHg", "resting blood pressure; 0 is missing"),
-    Variable("chol", "feature", "mg/dL", "serum cholesterol; 0 is missing"),
-    Variable("fbs", "feature", "0/1", "fasting blood sugar above 120 mg/dL"),
-    Variable("restecg", "feature", "", "resting electrocardiogram"),
-    Variable("thalach", "feature", "/min", "highest heart rate reached"),
-    Variable("exang", "feature", "0/1", "angina on exercise"),
-    Variable("oldpeak", "feature", "mm", "ST depression on exercise"),
-    Variable("slope", "feature", "", "slope of the ST segment at peak exercise"),
-    Variable("ca", "feature", "", "number of major vessels coloured"),
-    Variable("thal", "feature", "", "thallium scan"),
-    Variable("num", "label", "", "diagnosis 0 to 4"),
-)
+_COLUMNS = variables("""
+age | feature | years | age
+sex | feature | 0/1 | 1 male
+cp | feature | | chest pain type
+trestbps | feature | mmHg | resting blood pressure; 0 is missing
+chol | feature | mg/dL | serum cholesterol; 0 is missing
+fbs | feature | 0/1 | fasting blood sugar above 120 mg/dL
+restecg | feature | | resting electrocardiogram
+thalach | feature | /min | highest heart rate reached
+exang | feature | 0/1 | angina on exercise
+oldpeak | feature | mm | ST depression on exercise
+slope | feature | | slope of the ST segment at peak exercise
+ca | feature | | number of major vessels coloured
+thal | feature | | thallium scan
+num | label | | diagnosis 0 to 4
+""")
 _CATEGORIES = ("cp", "restecg", "slope", "thal")
 
 
-def build(root: Path, progress: Progress = silent) -> Cohort:
+def build(root: Path, _options: object = None, progress: Progress = silent) -> Cohort:
     """One table from the four processed.*.data files."""
     root = Path(root)
     paths = [root / f"processed.{name}.data" for name in HOSPITALS]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -19,17 +18,8 @@ import polars as pl
 
 from abps.cohorts import charlson, physiology, vitals
 from abps.cohorts.duck import DuckSession, Progress, quoted, session, silent
-from abps.cohorts.stays import (
-    StayOptions,
-    StayTable,
-    chosen,
-    comorbidity_columns,
-    finish,
-    short_unit,
-    vital_columns,
-    window_bounds,
-)
-from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
+from abps.cohorts.stays import StayOptions, chosen, combine, finish, short_unit, window_bounds
+from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group, shipped, variables
 from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
 
@@ -43,52 +33,71 @@ class MedsOptions(StayOptions):
     map_file: str | None = None
 
 
+@dataclass(frozen=True)
+class _Events:
+    """Event files in a session: SQL that reads them (subject_id, time, code, value)."""
+
+    duck: DuckSession
+    sql: str
+    files: tuple[Path, ...]
+
+    def starting(self, prefix: str, name: str) -> pl.DataFrame:
+        """Events whose code begins with a prefix: patient, time and what follows the prefix."""
+        if not prefix:
+            return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
+        return self.duck.frame(
+            "SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time, "
+            f"code[{len(prefix) + 1}:] AS {name} FROM {self.sql} WHERE starts_with(code, {quoted(prefix)})",
+            f"reading {name.replace('_', ' ')}",
+            self.files,
+        )
+
+    def of_signals(self, prefixes: list[tuple[str, str, float]]) -> str:
+        """SQL with subject_id, time, signal and value (times sign) of codes, by (signal, prefix, sign)."""
+        schema = {"signal": pl.String, "prefix": pl.String, "sign": pl.Float64}
+        self.duck.table("prefixes", pl.DataFrame(prefixes, schema=schema, orient="row"))
+        self.duck.execute(
+            "CREATE OR REPLACE TABLE signal_codes AS SELECT code, min(signal) AS signal, min(sign) AS sign "
+            f"FROM (SELECT DISTINCT code FROM {self.sql}) JOIN prefixes ON starts_with(code, prefix) "
+            "GROUP BY code",
+            "finding the codes of signals",
+            self.files,
+        )
+        return (
+            "(SELECT subject_id, CAST(time AS TIMESTAMP) AS time, signal, "
+            f"sign * CAST(value AS DOUBLE) AS value FROM {self.sql} JOIN signal_codes USING (code))"
+        )
+
+
 def build(source: Path, options: MedsOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from MEDS events."""
     options = options or MedsOptions()
     codes = read_map(options.map_file)
     paths = find_events(source)
-    events = events_sql(paths)
-    groups = physiology.parse_groups(options.features)
     with session(progress) as duck:
-        flow = chosen(icu_stays(duck, events, codes, tuple(paths)), options)
-        first_day = _vitals(duck, events, codes, flow, options, tuple(paths))
-        coded, warnings = _comorbidities(duck, events, codes, flow.table, options, tuple(paths))
-        table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
-        more = None
-        if groups:
-            opens, closes = window_bounds(options.window)
-            anchors = flow.table.select(
-                # the last instant counts here
-                *("stay", "patient"),
-                moment="intime",
-                opens=opens,
-                closes=closes + pl.duration(microseconds=1),
-            )
-            present = measure(duck, events, codes, anchors, tuple(paths))
-            known, when = table.select("stay", "age", *vitals.columns()), vitals.window_words(options.window)
-            more = physiology.build(duck, known, groups, present, when, "mimiciv")
-            for name in sorted(physiology.inputs_of(groups) - present):
-                warnings.append(f"events of this map have no {name}: there are no columns of it")
-    found = StayTable(flow, table, first_day, more, [*warnings, *empty_context(table, codes)])
+        events = _Events(duck, events_sql(paths), tuple(paths))
+        flow = chosen(icu_stays(events, codes), options)
+        first_day = _vitals(events, codes, flow, options)
+        coded, warnings = _comorbidities(events, codes, flow.table, options)
+        found = combine(
+            duck, flow, first_day, [coded], options, lambda: _measure(events, codes, flow, options), "mimiciv"
+        )
+    for name in sorted(physiology.inputs_of(options.groups) - codes.inputs):
+        warnings.append(f"events of this map have no {name}: there are no columns of it")
+    for name, prefix in (("sex", codes.sex), ("race", codes.race), ("insurance", codes.insurance)):
+        if found.table[name].null_count() == found.table.height:
+            where = f"no event in time has a code that begins with {prefix!r}"
+            warnings.append(f"{name} is empty: {where if prefix else 'the code map names no code for it'}")
     roles = Roles("died", "careunit", "patient", "admission_year", drop=("stay",))
     root = Path(source) if Path(source).is_dir() else Path(source).parent
-    made = finish(RECIPE, found, roles, _dictionary(options), options, (paths, root), progress)
+    made = finish(RECIPE, found, roles, _dictionary(options), options, (paths, root, progress), warnings)
     return replace(made, options={**made.options, "code_map": asdict(codes)})
 
 
-def _vitals(
-    duck: DuckSession, events: str, codes: CodeMap, flow: Flow, options: MedsOptions, files: tuple[Path, ...]
-) -> vitals.FirstDay:
+def _vitals(events: _Events, codes: CodeMap, flow: Flow, options: MedsOptions) -> vitals.FirstDay:
     """Events of the window, each with the stay during which it happened."""
-    prefixes = [(signal, prefix) for signal, many in codes.vitals.items() for prefix in many]
-    duck.table("prefixes", pl.DataFrame(prefixes, schema=["signal", "prefix"], orient="row"))
-    duck.execute(
-        "CREATE OR REPLACE TABLE vital_codes AS SELECT code, min(signal) AS signal FROM "
-        f"(SELECT DISTINCT code FROM {events}) JOIN prefixes ON starts_with(code, prefix) GROUP BY code",
-        "finding the codes of vitals",
-        files,
-    )
+    prefixes = [(signal, prefix, 1.0) for signal, many in codes.vitals.items() for prefix in many]
+    signals = events.of_signals(prefixes)
     opens, closes = window_bounds(options.window)
     previous_out = pl.col("outtime").shift(1).over("patient")
     # the hour between two stays goes to the nearer one: half way from the last exit to this entry
@@ -96,34 +105,47 @@ def _vitals(
     stays = flow.table.sort("patient", "intime").select(
         "stay", "patient", border=border, opens=opens, closes=closes
     )
-    duck.table("stays", stays)
+    events.duck.table("stays", stays)
     return vitals.summarise(
-        duck,
+        events.duck,
         f"""
-        SELECT s.stay, e.time AS moment, e.signal, CAST(e.value AS DOUBLE) AS value
-        FROM (SELECT subject_id, CAST(time AS TIMESTAMP) AS time, signal, value
-              FROM {events} JOIN vital_codes USING (code)) e
+        SELECT s.stay, e.time AS moment, e.signal, e.value FROM {signals} e
         ASOF JOIN stays s ON e.subject_id = s.patient AND e.time >= s.border
         WHERE e.time >= s.opens AND e.time <= s.closes
         """,
         "reading vitals",
-        files,
+        events.files,
     )
 
 
+def _measure(events: _Events, codes: CodeMap, flow: Flow, options: MedsOptions) -> set[str]:
+    """Fill the session's tables with what is beyond vitals, both ends of the window included."""
+    many = codes.labs | codes.gcs | {"urine": codes.urine}
+    prefixes = [(signal, prefix, 1.0) for signal, each in many.items() for prefix in each]
+    signals = events.of_signals([*prefixes, *(("urine", prefix, -1.0) for prefix in codes.irrigant_in)])
+    opens, closes = window_bounds(options.window)
+    events.duck.table("stays", flow.table.select("stay", "patient", "intime", opens=opens, closes=closes))
+    events.duck.execute(
+        f"""
+        INSERT INTO measured
+        SELECT s.stay, CAST(date_diff('second', s.intime, e.time) AS BIGINT), e.signal, e.value
+        FROM {signals} e
+        JOIN stays s ON e.subject_id = s.patient AND e.time >= s.opens AND e.time <= s.closes
+        """,
+        "reading laboratory values",
+        events.files,
+    )
+    return codes.inputs
+
+
 def _comorbidities(
-    duck: DuckSession,
-    events: str,
-    codes: CodeMap,
-    stays: pl.DataFrame,
-    options: MedsOptions,
-    files: tuple[Path, ...],
+    events: _Events, codes: CodeMap, stays: pl.DataFrame, options: MedsOptions
 ) -> tuple[pl.DataFrame, list[str]]:
     """Charlson flags from the diagnosis events between hospital admission and discharge (or before)."""
     if options.diagnoses == "none":
         return stays.select("stay"), []
     coded = [
-        starting(duck, events, prefix, "icd_code", files).with_columns(icd_version=pl.lit(version, pl.Int16))
+        events.starting(prefix, "icd_code").with_columns(icd_version=pl.lit(version, pl.Int16))
         for version, prefix in codes.diagnosis.items()
     ]
     if not coded:
@@ -136,35 +158,34 @@ def _comorbidities(
         pl.concat(coded)
         .join(stays.select("stay", "patient", "admittime", "dischtime"), on="patient")
         .filter(inside)
-        .select(pl.col("stay").alias("key"), "icd_code", "icd_version")
+        .select("stay", "icd_code", "icd_version")
         .unique()
     )
-    warning = charlson.lost_zeros(matched)
-    made = charlson.flags(matched, stays["stay"], options.charlson).rename({"key": "stay"})
-    return made, [warning] if warning else []
+    made = charlson.flags(charlson.present(matched), stays["stay"], options.charlson)
+    return made, charlson.lost_zeros(matched)
 
 
 def _dictionary(options: MedsOptions) -> list[Variable]:
-    origin = {
-        "this": "diagnosis events of this admission (coded at discharge)",
-        "earlier": "diagnosis events before this admission",
-        "none": "",
-    }[options.diagnoses]
-    return [
-        Variable("died", "label", "0/1", "left the hospital dead (a discharge code named in the map)"),
-        Variable("careunit", "context", "", "care unit of the ICU admission event, short name"),
-        Variable("patient", "identifier", "", "subject_id"),
-        Variable("stay", "identifier", "", "running number by patient and time of ICU admission"),
-        Variable("admission_year", "context", "year", "ICU admission"),
-        Variable("age", "feature", "years", "completed years from the birth event to ICU admission"),
-        Variable("sex", "feature", "", "sex as in the source"),
-        Variable("race", "feature", "", "race in five groups, as on record at ICU admission"),
-        Variable("admission_type", "feature", "", "type of hospital admission"),
-        Variable("admission_location", "feature", "", "where the patient came from"),
-        Variable("insurance", "feature", "", "insurance, as on record at ICU admission"),
-        *comorbidity_columns(options.comorbidities, origin),
-        *vital_columns(vitals.window_words(options.window)),
-    ]
+    origins = (
+        "diagnosis events of this admission (coded at discharge)",
+        "diagnosis events before this admission",
+    )
+    return [*variables(_COLUMNS), *options.columns(origins)]
+
+
+_COLUMNS = """
+died | label | 0/1 | left the hospital dead (a discharge code named in the map)
+careunit | context | | care unit of the ICU admission event, short name
+patient | identifier | | subject_id
+stay | identifier | | running number by patient and time of ICU admission
+admission_year | context | year | ICU admission
+age | feature | years | completed years from the birth event to ICU admission
+sex | feature | | sex as in the source
+race | feature | | race in five groups, as on record at ICU admission
+admission_type | feature | | type of hospital admission
+admission_location | feature | | where the patient came from
+insurance | feature | | insurance, as on record at ICU admission
+"""
 
 
 @dataclass(frozen=True)
@@ -188,22 +209,23 @@ class CodeMap:
     urine: tuple[str, ...] = ()
     irrigant_in: tuple[str, ...] = ()
 
+    @property
+    def inputs(self) -> set[str]:
+        """What there is beyond the vitals."""
+        return {name for name in ("labs", "gcs", "urine") if getattr(self, name)}
+
 
 def read_map(path: str | None) -> CodeMap:
     """A code map from a JSON file, or the one shipped for MIMIC-IV."""
-    if path is None:
-        data = resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_bytes()
-    else:
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise RequestError(f"cannot read the code map {path}: {error.strerror}") from None
     try:
-        made = msgspec.json.decode(data, type=CodeMap)
+        data = shipped("meds_mimiciv") if path is None else msgspec.json.decode(Path(path).read_bytes())
+        made = msgspec.convert(data, CodeMap, str_keys=True)
         entries = {f.name for f in fields(CodeMap)} | {"about"}
-        odd = next((name for name in msgspec.json.decode(data) if name not in entries), None)
+        odd = next((name for name in data if name not in entries), None)
         if odd is not None:
             raise ValueError(f"unknown entry {odd!r}{nearest(odd, entries)}")
+    except OSError as error:
+        raise RequestError(f"cannot read the code map {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(
             f"the code map {path} is not what it should be ({error}); "
@@ -282,33 +304,21 @@ def check_columns(paths: list[Path]) -> str:
     return value
 
 
-def starting(duck: DuckSession, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
-    """Events whose code begins with a prefix: patient, time and what follows the prefix."""
-    if not prefix:
-        return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
-    return duck.frame(
-        f"SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time, code[{len(prefix) + 1}:] AS {name} "
-        f"FROM {events} WHERE starts_with(code, {quoted(prefix)})",
-        f"reading {name.replace('_', ' ')}",
-        files,
-    )
-
-
-def icu_stays(duck: DuckSession, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
+def icu_stays(events: _Events, codes: CodeMap) -> Flow:
     """ICU stays: each admission with the next discharge, in the hospital stay that overlaps it most."""
-    enter = starting(duck, events, codes.icu_admission, "careunit_name", files)
-    leave = starting(duck, events, codes.icu_discharge, "left_to", files)
+    enter = events.starting(codes.icu_admission, "careunit_name")
+    leave = events.starting(codes.icu_discharge, "left_to")
     if enter.height == 0:
         raise RequestError(
             f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in "
-            f"{files[0]}; give the code map of this source (map=FILE)"
+            f"{events.files[0]}; give the code map of this source (map=FILE)"
         )
     stays = (
         ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
         .with_row_index("stay", offset=1)
         .with_columns(pl.col("stay").cast(pl.Int64))
     )
-    hospital = hospital_stays(duck, events, codes, files)
+    hospital = hospital_stays(events, codes)
     overlap = (
         # an admission without a discharge reaches to the next one (min_horizontal leaves nulls out)
         pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime", "next_admittime")
@@ -323,14 +333,10 @@ def icu_stays(duck: DuckSession, events: str, codes: CodeMap, files: tuple[Path,
     )
     extra = ["admittime", "dischtime", "admission_type", "admission_location", "discharge"]
     table = stays.join(best.select("stay", *extra), on="stay", how="left")
-    birth = (
-        starting(duck, events, codes.birth, "birth", files)
-        .group_by("patient")
-        .agg(birth=pl.col("time").min())
-    )
+    birth = events.starting(codes.birth, "birth").group_by("patient").agg(birth=pl.col("time").min())
     table = table.join(birth, on="patient", how="left")
     for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
-        known = starting(duck, events, prefix, name, files)
+        known = events.starting(prefix, name)
         table = table.join(on_record(known, stays, name), on="stay", how="left")
 
     def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
@@ -354,10 +360,10 @@ def icu_stays(duck: DuckSession, events: str, codes: CodeMap, files: tuple[Path,
     return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
 
 
-def hospital_stays(duck: DuckSession, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
+def hospital_stays(events: _Events, codes: CodeMap) -> pl.DataFrame:
     """Hospital admissions with the next discharge; the admission's code holds its type and location."""
-    admitted = starting(duck, events, codes.hospital_admission, "admission", files)
-    left = starting(duck, events, codes.hospital_discharge, "discharge", files)
+    admitted = events.starting(codes.hospital_admission, "admission")
+    left = events.starting(codes.hospital_discharge, "discharge")
     parts = pl.col("admission").str.split("//")
 
     def known(part: pl.Expr) -> pl.Expr:
@@ -416,56 +422,3 @@ def on_record(known: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFra
         )
         .select("stay", name)
     )
-
-
-def empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
-    """A warning for each of sex, race and insurance that no stay has."""
-    found = []
-    for name, prefix in (("sex", codes.sex), ("race", codes.race), ("insurance", codes.insurance)):
-        if table[name].null_count() == table.height:
-            where = (
-                f"no event in time has a code that begins with {prefix!r}"
-                if prefix
-                else ("the code map names no code for it")
-            )
-            found.append(f"{name} is empty: {where}")
-    return found
-
-
-def measure(
-    duck: DuckSession, events: str, codes: CodeMap, anchors: pl.DataFrame, files: tuple[Path, ...]
-) -> set[str]:
-    """Fill the session's tables with what is beyond vitals; which inputs there are.
-
-    anchors: stay (its number), patient, moment, opens (included) and closes (not included).
-    """
-    known_codes = [(lab, prefix, 1.0) for lab, many in codes.labs.items() for prefix in many]
-    known_codes += [(part, prefix, 1.0) for part, many in codes.gcs.items() for prefix in many]
-    known_codes += [("urine", prefix, 1.0) for prefix in codes.urine]
-    known_codes += [("urine", prefix, -1.0) for prefix in codes.irrigant_in]
-    duck.table(
-        "signal_prefixes", pl.DataFrame(known_codes, schema=["signal", "prefix", "sign"], orient="row")
-    )
-    duck.table("anchors", anchors.select("stay", "patient", "moment", "opens", "closes"))
-    duck.execute(
-        "CREATE OR REPLACE TABLE signal_codes AS SELECT code, min(signal) AS signal, min(sign) AS sign "
-        f"FROM (SELECT DISTINCT code FROM {events}) JOIN signal_prefixes ON starts_with(code, prefix) "
-        "GROUP BY code",
-        "finding the codes of signals",
-        files,
-    )
-    physiology.empty_tables(duck)
-    duck.execute(
-        f"""
-        INSERT INTO measured
-        SELECT a.stay, CAST(date_diff('second', a.moment, e.time) AS BIGINT) AS moment, e.signal,
-               e.sign * CAST(e.value AS DOUBLE) AS value
-        FROM (SELECT subject_id, CAST(time AS TIMESTAMP) AS time, signal, sign, value
-              FROM {events} JOIN signal_codes USING (code)) e
-        JOIN anchors a ON e.subject_id = a.patient AND e.time >= a.opens AND e.time < a.closes
-        """,
-        "reading laboratory values",
-        files,
-    )
-    present = {"labs": codes.labs, "gcs": codes.gcs, "urine": codes.urine}
-    return {name for name, has in present.items() if has}

@@ -24,23 +24,14 @@ from abps.cohorts.duck import (
     Progress,
     as_list,
     folder_of,
-    open_optional,
+    numbers,
+    open_inputs,
     open_table,
     session,
     silent,
 )
-from abps.cohorts.stays import (
-    StayOptions,
-    StayTable,
-    chosen,
-    comorbidity_columns,
-    finish,
-    in_time,
-    short_unit,
-    vital_columns,
-    window_bounds,
-)
-from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
+from abps.cohorts.stays import StayOptions, chosen, combine, finish, in_time, short_unit, window_bounds
+from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group, shipped, variables
 from abps.core.errors import RequestError
 from abps.data.roles import Roles
 
@@ -65,74 +56,104 @@ class MimicOptions(StayOptions):
 
 @dataclass(frozen=True)
 class _Tables:
+    """found: tables of events beyond vitals that are there, by input.  clock: from when a value counts."""
+
     patients: CsvTable
     admissions: CsvTable
     icustays: CsvTable
-    chartevents: CsvTable
     diagnoses: CsvTable | None
+    chartevents: CsvTable
+    found: dict[str, CsvTable]
+    clock: str
 
     @property
     def paths(self) -> list[Path]:
         every = (self.patients, self.admissions, self.icustays, self.diagnoses, self.chartevents)
-        return [t.path for t in every if t is not None]
+        return [t.path for t in (*every, *self.found.values()) if t is not None]
+
+    @property
+    def has_text(self) -> bool:
+        """Whether chartevents has the words that were charted, not numbers alone."""
+        return "value" in self.chartevents.names
+
+    def events(self, table: CsvTable, types: dict[str, str]) -> str:
+        """SQL that reads a table of events as ``e``."""
+        return f"{table.scan(types | ({'storetime': 'TIMESTAMP'} if self.stored else {}))} e"
+
+    @property
+    def stored(self) -> str:
+        """The condition that a row of ``e`` was stored in time, where that is asked for."""
+        return " AND e.storetime <= s.closes" if self.clock == "storetime" else ""
 
 
 def build(root: Path, options: MimicOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from the folder that holds ``hosp`` and ``icu``."""
     options = options or MimicOptions()
-    groups = physiology.parse_groups(options.features)
-    tables = _open(Path(root), options)
-    inputs = physiology.inputs_of(groups)
-    events, absent = _open_events(Path(root), tables.chartevents, inputs, options.clock)
+    tables, absent = _open(Path(root), options)
+    inputs = physiology.inputs_of(options.groups)
     with session(progress) as duck:
-        flow = chosen(_stays(duck, tables, options), options)
+        flow = chosen(_stays(duck, tables), options)
         duck.table("stays", _windows(flow.table, options))
-        rows = _charted(duck, events, inputs)
+        rows = _charted(duck, tables, inputs)
         signals = f"(SELECT stay, moment, signal, value FROM {rows})"
         first_day = vitals.summarise(duck, signals, "summarising vitals", (tables.chartevents.path,))
         coded, warnings = _comorbidities(duck, tables, flow.table, options)
-        table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
-        more = None
-        if groups:
-            present = _fill(duck, events, rows, inputs)
-            known = table.select("stay", "age", *vitals.columns())
-            when = vitals.window_words(options.window)
-            more = physiology.build(duck, known, groups, present, when, "mimiciv")
-    found = StayTable(flow, table, first_day, more, [*absent, *warnings])
+        found = combine(
+            duck, flow, first_day, [coded], options, lambda: _fill(duck, tables, rows, inputs), "mimiciv"
+        )
     drop = ("stay", "era", "era_certain", "anchor_year_group")
     roles = Roles("died", "careunit", "patient", "admission_year", drop=drop)
-    paths = [*tables.paths, *(t.path for t in events.tables.values())]
-    return finish(RECIPE, found, roles, _dictionary(options), options, (paths, Path(root)), progress)
+    sources = (tables.paths, Path(root), progress)
+    return finish(RECIPE, found, roles, _dictionary(options), options, sources, [*absent, *warnings])
 
 
-def _open(root: Path, options: MimicOptions) -> _Tables:
-    """Find all tables and check their columns before anything is read."""
+def _open(root: Path, options: MimicOptions) -> tuple[_Tables, list[str]]:
+    """Find all tables and check their columns before anything is read; what is missing without the others."""
     root = folder_of(root, "icu/icustays", "MIMIC-IV (it contains hosp and icu)")
-    return _Tables(
-        patients=open_table(root, "hosp/patients", _PATIENTS),
-        admissions=open_table(root, "hosp/admissions", _ADMISSIONS),
-        icustays=open_table(root, "icu/icustays", _ICUSTAYS),
-        chartevents=open_table(root, "icu/chartevents", ("stay_id", "charttime", "itemid", "valuenum")),
-        diagnoses=None
-        if options.diagnoses == "none"
-        else open_table(root, "hosp/diagnoses_icd", ("subject_id", "hadm_id", "icd_code", "icd_version")),
+    inputs = physiology.inputs_of(options.groups)
+    wanted = {name: table for name, table in EVENTS.items() if name in inputs}
+    diagnoses = ("subject_id", "hadm_id", "icd_code", "icd_version")
+    tables = _Tables(
+        open_table(root, "hosp/patients", _PATIENTS),
+        open_table(root, "hosp/admissions", _ADMISSIONS),
+        open_table(root, "icu/icustays", _ICUSTAYS),
+        None if options.diagnoses == "none" else open_table(root, "hosp/diagnoses_icd", diagnoses),
+        open_table(root, "icu/chartevents", ("stay_id", "charttime", "itemid", "valuenum")),
+        open_inputs(root, wanted),
+        options.clock,
     )
-
-
-def _stays(duck: DuckSession, tables: _Tables, options: MimicOptions) -> Flow:
-    """All ICU stays with their patient and admission; those that cannot be used are the first exclusions."""
-    numbers = dict.fromkeys(("subject_id", "hadm_id", "stay_id"), "BIGINT")
-    numbers |= {"anchor_age": "DOUBLE", "anchor_year": "INTEGER", "hospital_expire_flag": "TINYINT"}
-    numbers |= dict.fromkeys(("intime", "outtime", "admittime", "dischtime"), "TIMESTAMP")
-    scans = {
-        short: table.scan({column: numbers.get(column, "VARCHAR") for column in columns})
-        for short, table, columns in (
-            ("i", tables.icustays, _ICUSTAYS),
-            ("p", tables.patients, _PATIENTS),
-            ("a", tables.admissions, _ADMISSIONS),
+    warnings = [
+        f"{table}.csv.gz is absent: there are no {name} columns from it"
+        for name, (table, _) in wanted.items()
+        if name not in tables.found
+    ]
+    for each in (tables.chartevents, *tables.found.values()):
+        if options.clock == "storetime" and "storetime" not in each.names:
+            raise RequestError(
+                f"{each.path} has no column 'storetime', so what was stored in time is not known; "
+                "use the clock charttime"
+            )
+    if {"gcs", "ventilation"} & inputs and not tables.has_text:
+        warnings.append(
+            f"{tables.chartevents.path.name} has no column 'value': intubated patients cannot be recognised "
+            "by their coma scale, nor ventilation by its settings"
         )
-    }
-    files = (tables.icustays.path, tables.patients.path, tables.admissions.path)
+    return tables, warnings
+
+
+def _stays(duck: DuckSession, tables: _Tables) -> Flow:
+    """All ICU stays with their patient and admission; those that cannot be used are the first exclusions."""
+    types = dict.fromkeys(("subject_id", "hadm_id", "stay_id"), "BIGINT")
+    types |= {"anchor_age": "DOUBLE", "anchor_year": "INTEGER", "hospital_expire_flag": "TINYINT"}
+    types |= dict.fromkeys(("intime", "outtime", "admittime", "dischtime"), "TIMESTAMP")
+    icustays, patients, admissions = (
+        table.scan({column: types.get(column, "VARCHAR") for column in columns})
+        for table, columns in (
+            (tables.icustays, _ICUSTAYS),
+            (tables.patients, _PATIENTS),
+            (tables.admissions, _ADMISSIONS),
+        )
+    )
     raw = duck.frame(
         f"""
         SELECT i.stay_id AS stay, i.subject_id AS patient, i.hadm_id AS hadm, i.first_careunit,
@@ -140,11 +161,11 @@ def _stays(duck: DuckSession, tables: _Tables, options: MimicOptions) -> Flow:
                a.admittime, a.dischtime, a.admission_type, a.admission_location, a.insurance,
                a.race AS race_text, a.hospital_expire_flag AS died, p.subject_id IS NOT NULL AS has_patient,
                a.hadm_id IS NOT NULL AS has_admission
-        FROM {scans["i"]} i LEFT JOIN {scans["p"]} p ON i.subject_id = p.subject_id
-        LEFT JOIN {scans["a"]} a ON i.hadm_id = a.hadm_id
+        FROM {icustays} i LEFT JOIN {patients} p ON i.subject_id = p.subject_id
+        LEFT JOIN {admissions} a ON i.hadm_id = a.hadm_id
         """,
         "reading stays, patients and admissions",
-        files,
+        (tables.icustays.path, tables.patients.path, tables.admissions.path),
     )
     if raw["stay"].n_unique() != raw.height:
         raise RequestError(
@@ -212,12 +233,11 @@ def _comorbidities(
             f"JOIN {ended} e ON d.hadm_id = e.hadm_id "
             "JOIN admitted s ON d.subject_id = s.patient AND e.dischtime <= s.admittime"
         )
-    files = (tables.diagnoses.path, tables.admissions.path)
     coded = duck.frame(
-        f"SELECT DISTINCT s.stay AS key, trim(d.icd_code) AS icd_code, d.icd_version FROM {scan} d {join} "
+        f"SELECT DISTINCT s.stay, trim(d.icd_code) AS icd_code, d.icd_version FROM {scan} d {join} "
         "WHERE d.icd_code IS NOT NULL",
         "reading diagnoses",
-        files,
+        (tables.diagnoses.path, tables.admissions.path),
     )
     odd = coded.filter(~pl.col("icd_version").is_in([9, 10]))
     if odd.height:
@@ -225,148 +245,94 @@ def _comorbidities(
             f"{tables.diagnoses.path} has icd_version {odd['icd_version'][0]}; "
             "it must be 9 or 10 in every row"
         )
-    warning = charlson.lost_zeros(coded)
-    made = charlson.flags(coded, stays["stay"], options.charlson).rename({"key": "stay"})
-    return made, [warning] if warning else []
+    made = charlson.flags(charlson.present(coded), stays["stay"], options.charlson)
+    return made, charlson.lost_zeros(coded)
 
 
 def _dictionary(options: MimicOptions) -> list[Variable]:
-    origin = {
-        "this": "ICD codes of this admission, coded after discharge",
-        "earlier": "ICD codes of earlier admissions only",
-        "none": "",
-    }[options.diagnoses]
-    return [
-        Variable("died", "label", "0/1", "died in hospital during this admission (hospital_expire_flag)"),
-        Variable("careunit", "context", "", "first care unit of the ICU stay, short name"),
-        Variable("era", "context", "", "likeliest true three-year era of the ICU admission"),
-        Variable(
-            "era_certain", "context", "0/1", "1: no other era is possible; 0: two of three years lie in it"
-        ),
-        Variable(
-            "anchor_year_group", "context", "", "true era of the patient's anchor year, not of the stay"
-        ),
-        Variable("patient", "identifier", "", "subject_id"),
-        Variable("stay", "identifier", "", "stay_id"),
-        Variable(
-            "admission_year", "context", "year", "ICU admission, shifted per patient: not calendar time"
-        ),
-        Variable("age", "feature", "years", "anchor_age + year of ICU admission − anchor_year"),
-        Variable("sex", "feature", "F/M", "gender"),
-        Variable("race", "feature", "", "race in five groups; missing where not recorded"),
-        Variable("admission_type", "feature", "", "type of hospital admission"),
-        Variable("admission_location", "feature", "", "where the patient came from"),
-        Variable("insurance", "feature", "", "insurance"),
-        *comorbidity_columns(options.comorbidities, origin),
-        *vital_columns(vitals.window_words(options.window)),
-    ]
+    origins = ("ICD codes of this admission, coded after discharge", "ICD codes of earlier admissions only")
+    return [*variables(_COLUMNS), *options.columns(origins)]
+
+
+_COLUMNS = """
+died | label | 0/1 | died in hospital during this admission (hospital_expire_flag)
+careunit | context | | first care unit of the ICU stay, short name
+era | context | | likeliest true three-year era of the ICU admission
+era_certain | context | 0/1 | 1: no other era is possible; 0: two of three years lie in it
+anchor_year_group | context | | true era of the patient's anchor year, not of the stay
+patient | identifier | | subject_id
+stay | identifier | | stay_id
+admission_year | context | year | ICU admission, shifted per patient: not calendar time
+age | feature | years | anchor_age + year of ICU admission − anchor_year
+sex | feature | F/M | gender
+race | feature | | race in five groups; missing where not recorded
+admission_type | feature | | type of hospital admission
+admission_location | feature | | where the patient came from
+insurance | feature | | insurance
+"""
 
 
 # --- events beyond vitals: laboratory, coma scale, urine, vasopressors, ventilation -----------------------
 # They fill the tables of abps.cohorts.physiology; the session must hold ``stays`` (see _windows).
 
+_SPELL = ("stay_id", "starttime", "endtime", "itemid")
+
 #: Input -> the table that holds it, and the columns that it needs.
-TABLES = {
+EVENTS = {
     "labs": ("hosp/labevents", ("subject_id", "itemid", "charttime", "valuenum")),
     "urine": ("icu/outputevents", ("stay_id", "charttime", "itemid", "value")),
-    "vasopressors": (
-        "icu/inputevents",
-        ("stay_id", "starttime", "endtime", "itemid", "rate", "rateuom", "patientweight"),
-    ),
-    "ventilation": ("icu/procedureevents", ("stay_id", "starttime", "endtime", "itemid")),
+    "vasopressors": ("icu/inputevents", (*_SPELL, "rate", "rateuom", "patientweight")),
+    "ventilation": ("icu/procedureevents", _SPELL),
 }
+
+_TYPES = dict.fromkeys(("stay_id", "subject_id"), "BIGINT") | {"itemid": "INTEGER", "valuenum": "DOUBLE"}
+_TYPES |= dict.fromkeys(("charttime", "starttime", "endtime"), "TIMESTAMP")
+_TYPES |= {"rate": "DOUBLE", "rateuom": "VARCHAR", "patientweight": "DOUBLE", "value": "DOUBLE"}
 
 _SECONDS = "CAST(date_diff('second', s.intime, {}) AS BIGINT)"
 
 
-@dataclass(frozen=True)
-class MimicEvents:
-    """tables: the optional tables that were found, by input. charted: rows of chartevents, as SQL."""
-
-    tables: dict[str, CsvTable]
-    chartevents: CsvTable
-    clock: str
-
-    @property
-    def has_text(self) -> bool:
-        """Whether chartevents has the words that were charted, not numbers alone."""
-        return "value" in self.chartevents.names
-
-    def known(self, table: CsvTable) -> str:
-        """The condition that a row of ``e`` was stored in time, where that is asked for."""
-        return " AND e.storetime <= s.closes" if self.clock == "storetime" else ""
-
-    def stored(self) -> dict[str, str]:
-        """The column that says when a row was stored, where it is needed."""
-        return {"storetime": "TIMESTAMP"} if self.clock == "storetime" else {}
+def _items(duck: DuckSession, name: str, items: list[tuple[int, str]]) -> None:
+    """A table of item numbers and what they are."""
+    schema = {"itemid": pl.Int32, "signal": pl.String}
+    duck.table(name, pl.DataFrame(items, schema=schema, orient="row"))
 
 
-def _open_events(
-    root: Path, chartevents: CsvTable, inputs: set[str], clock: str
-) -> tuple[MimicEvents, list[str]]:
-    """The tables that hold the inputs, and a warning for each that is absent."""
-    found, warnings = {}, []
-    for name, (table, columns) in TABLES.items():
-        if name not in inputs:
-            continue
-        opened = open_optional(root, table, columns)
-        if opened is None:
-            warnings.append(f"{table}.csv.gz is absent: there are no {name} columns from it")
-        else:
-            found[name] = opened
-    for each in (chartevents, *found.values()):
-        if clock == "storetime" and "storetime" not in each.names:
-            raise RequestError(
-                f"{each.path} has no column 'storetime', so what was stored in time is not known; "
-                "use the clock charttime"
-            )
-    events = MimicEvents(found, chartevents, clock)
-    if {"gcs", "ventilation"} & inputs and not events.has_text:
-        warnings.append(
-            f"{chartevents.path.name} has no column 'value': intubated patients cannot be recognised by "
-            "their coma scale, nor ventilation by its settings"
-        )
-    return events, warnings
-
-
-def _charted(duck: DuckSession, events: MimicEvents, inputs: set[str]) -> str:
+def _charted(duck: DuckSession, tables: _Tables, inputs: set[str]) -> str:
     """One pass over chartevents, kept in a file: SQL with stay, moment, signal, value, text of the window."""
     items = [(item, s.signal) for s in vitals.signals().values() for item in s.items]
-    names = physiology.bedside()["mimiciv"]
+    names = shipped("bedside")["mimiciv"]
     wanted = {
         "gcs": ("gcs_verbal", "gcs_motor", "gcs_eyes"),
         "labs": ("fio2_charted",),
         "ventilation": ("oxygen_device", "ventilator_mode", "ventilator_mode_hamilton"),
     }
-    for group, signals in wanted.items():
-        if group in inputs:
-            items += [(item, signal) for signal in signals for item in names[signal]]
-    duck.table("items", pl.DataFrame(items, schema={"itemid": pl.Int32, "signal": pl.String}, orient="row"))
-    types = {"stay_id": "BIGINT", "charttime": "TIMESTAMP", "itemid": "INTEGER", "valuenum": "DOUBLE"}
+    for group in wanted.keys() & inputs:
+        items += [(item, signal) for signal in wanted[group] for item in names[signal]]
+    _items(duck, "items", items)
+    types = {name: _TYPES[name] for name in ("stay_id", "charttime", "itemid", "valuenum")}
     text = "CAST(NULL AS VARCHAR)"
-    if events.has_text and {"gcs", "ventilation"} & inputs:
+    if tables.has_text and {"gcs", "ventilation"} & inputs:
         types["value"] = "VARCHAR"
         text = "CASE WHEN signal LIKE 'gcs%' OR signal LIKE '%device' OR signal LIKE 'vent%' THEN e.value END"
-    table = events.chartevents
     return duck.spool(
         f"""
         SELECT s.stay, {_SECONDS.format("e.charttime")} AS moment, i.signal, e.valuenum AS value,
                {text} AS text
-        FROM {table.scan(types | events.stored())} e JOIN items i ON e.itemid = i.itemid
+        FROM {tables.events(tables.chartevents, types)} JOIN items i ON e.itemid = i.itemid
         JOIN stays s ON e.stay_id = s.stay
-        WHERE e.charttime >= s.opens AND e.charttime <= s.closes{events.known(table)}
+        WHERE e.charttime >= s.opens AND e.charttime <= s.closes{tables.stored}
         """,
         "charted",
         "reading chartevents",
-        (table.path,),
+        (tables.chartevents.path,),
     )
 
 
-def _fill(duck: DuckSession, events: MimicEvents, rows: str, inputs: set[str]) -> set[str]:
+def _fill(duck: DuckSession, tables: _Tables, rows: str, inputs: set[str]) -> set[str]:
     """Fill the three tables from ``rows`` (of :func:`_charted`) and the optional tables; what there is."""
-    physiology.empty_tables(duck)
-    names = physiology.bedside()["mimiciv"]
-    present = set(events.tables)
+    names = shipped("bedside")["mimiciv"]
+    present = set(tables.found)
     if "gcs" in inputs:
         present.add("gcs")
         intubated = f"signal = 'gcs_verbal' AND trim(text) = '{names['verbal_intubated']}'"
@@ -375,65 +341,78 @@ def _fill(duck: DuckSession, events: MimicEvents, rows: str, inputs: set[str]) -
             f"FROM {rows} WHERE signal LIKE 'gcs%'",
             "reading coma scales",
         )
-    if "labs" in events.tables:
-        _labs(duck, events, rows)
-    if "urine" in events.tables:
-        table = events.tables["urine"]
-        types = {"stay_id": "BIGINT", "charttime": "TIMESTAMP", "itemid": "INTEGER", "value": "DOUBLE"}
-        irrigant = f"e.itemid IN ({_numbers(names['irrigant_in'])}) AND e.value > 0"
-        duck.execute(
-            f"""
-            INSERT INTO measured
-            SELECT s.stay, {_SECONDS.format("e.charttime")}, 'urine',
-                   CASE WHEN {irrigant} THEN -e.value ELSE e.value END
-            FROM {table.scan(types | events.stored())} e JOIN stays s ON e.stay_id = s.stay
-            WHERE e.itemid IN ({_numbers(names["urine"] + names["irrigant_in"])}) AND e.value IS NOT NULL
-              AND e.charttime >= s.opens AND e.charttime <= s.closes{events.known(table)}
-            """,
-            "reading outputevents",
-            (table.path,),
-        )
-    if "vasopressors" in events.tables:
-        _drugs(duck, events)
-    if "ventilation" in inputs:
-        if "ventilation" in events.tables:
-            _procedures(duck, events)
-        if events.has_text:
-            present.add("ventilation")
-            _settings(duck, rows)
+    if "labs" in tables.found:
+        _labs(duck, tables, rows)
+    drugs = [(item, drug) for drug, many in names["drugs"].items() for item in many]
+    _items(duck, "drug_items", drugs)
+    for name, statement in _INSERTS.items():
+        if name in tables.found:
+            table = tables.found[name]
+            scan = tables.events(table, {column: _TYPES[column] for column in EVENTS[name][1]})
+            sql = statement.format(
+                scan=scan,
+                stored=tables.stored,
+                irrigant=numbers(names["irrigant_in"]),
+                urine=numbers(names["urine"] + names["irrigant_in"]),
+                ventilation=numbers(names["invasive_ventilation"]),
+            )
+            duck.execute(sql, f"reading {Path(table.name).name}", (table.path,))
+    if "ventilation" in inputs and tables.has_text:
+        present.add("ventilation")
+        _settings(duck, rows)
     return present
 
 
-def _numbers(values: list[int]) -> str:
-    return ", ".join(str(v) for v in values)
+#: By input, what fills the tables: urine (irrigant taken off), infusions that overlap the window (µg/kg/min),
+#: and invasive ventilation as a procedure with begin and end.
+_INSERTS = {
+    "urine": f"""
+        INSERT INTO measured
+        SELECT s.stay, {_SECONDS.format("e.charttime")}, 'urine',
+               CASE WHEN e.itemid IN ({{irrigant}}) AND e.value > 0 THEN -e.value ELSE e.value END
+        FROM {{scan}} JOIN stays s ON e.stay_id = s.stay
+        WHERE e.itemid IN ({{urine}}) AND e.value IS NOT NULL
+          AND e.charttime >= s.opens AND e.charttime <= s.closes{{stored}}
+    """,
+    "vasopressors": f"""
+        INSERT INTO given
+        SELECT s.stay, {_SECONDS.format("greatest(e.starttime, s.opens)")},
+               {_SECONDS.format("least(coalesce(e.endtime, e.starttime), s.closes)")}, i.signal,
+               CASE lower(trim(e.rateuom)) WHEN 'mcg/kg/min' THEN e.rate
+                    WHEN 'mg/kg/min' THEN CASE WHEN e.patientweight = 1 THEN e.rate ELSE 1000 * e.rate END
+                    WHEN 'mcg/min' THEN CASE WHEN e.patientweight > 1 THEN e.rate / e.patientweight END END
+        FROM {{scan}} JOIN drug_items i ON e.itemid = i.itemid JOIN stays s ON e.stay_id = s.stay
+        WHERE e.starttime <= s.closes AND coalesce(e.endtime, e.starttime) >= s.opens
+          AND (e.rate IS NULL OR e.rate > 0){{stored}}
+    """,
+    "ventilation": f"""
+        INSERT INTO breathing
+        SELECT s.stay, {_SECONDS.format("greatest(e.starttime, s.opens)")},
+               {_SECONDS.format("least(e.endtime, s.closes)")}
+        FROM {{scan}} JOIN stays s ON e.stay_id = s.stay
+        WHERE e.itemid IN ({{ventilation}}) AND e.starttime <= s.closes AND e.endtime >= s.opens{{stored}}
+    """,
+}
 
 
-def _labs(duck: DuckSession, events: MimicEvents, rows: str) -> None:
+def _labs(duck: DuckSession, tables: _Tables, rows: str) -> None:
     """Laboratory values of the patient in the window, whichever admission they are booked on."""
-    table = events.tables["labs"]
-    names = physiology.bedside()["mimiciv"]
+    table, names = tables.found["labs"], shipped("bedside")["mimiciv"]
     items = [(item, lab.lab) for lab in physiology.labs().values() for item in lab.mimiciv]
-    items += [(item, "fio2_measured") for item in names["fio2_measured"]]
-    items += [(item, "specimen") for item in names["specimen"]]
-    duck.table(
-        "lab_items", pl.DataFrame(items, schema={"itemid": pl.Int32, "signal": pl.String}, orient="row")
-    )
-    types = {"subject_id": "BIGINT", "itemid": "INTEGER", "charttime": "TIMESTAMP", "valuenum": "DOUBLE"}
-    kinds = (
-        {"specimen_id": "BIGINT", "value": "VARCHAR"} if {"specimen_id", "value"} <= set(table.names) else {}
-    )
-    stored = (
-        "e.specimen_id, CASE WHEN i.signal = 'specimen' THEN trim(e.value) END"
-        if kinds
-        else "CAST(NULL AS BIGINT), CAST(NULL AS VARCHAR)"
-    )
+    items += [(item, signal) for signal in ("fio2_measured", "specimen") for item in names[signal]]
+    _items(duck, "lab_items", items)
+    types = {name: _TYPES[name] for name in EVENTS["labs"][1]}
+    kinds = "CAST(NULL AS BIGINT), CAST(NULL AS VARCHAR)"
+    if {"specimen_id", "value"} <= set(table.names):
+        types |= {"specimen_id": "BIGINT", "value": "VARCHAR"}
+        kinds = "e.specimen_id, CASE WHEN i.signal = 'specimen' THEN trim(e.value) END"
     found = duck.spool(
         f"""
         SELECT stay, moment, signal, value, specimen, text FROM (
-            SELECT s.stay, {_SECONDS.format("e.charttime")} AS moment, i.signal, e.valuenum AS value, {stored}
-            FROM {table.scan(types | kinds | events.stored())} e JOIN lab_items i ON e.itemid = i.itemid
+            SELECT s.stay, {_SECONDS.format("e.charttime")} AS moment, i.signal, e.valuenum AS value, {kinds}
+            FROM {tables.events(table, types)} JOIN lab_items i ON e.itemid = i.itemid
             JOIN stays s ON e.subject_id = s.patient
-            WHERE e.charttime >= s.lab_opens AND e.charttime <= s.lab_closes{events.known(table)}
+            WHERE e.charttime >= s.lab_opens AND e.charttime <= s.lab_closes{tables.stored}
         ) AS t (stay, moment, signal, value, specimen, text)
         """,
         "labs",
@@ -454,55 +433,9 @@ def _labs(duck: DuckSession, events: MimicEvents, rows: str) -> None:
     )
 
 
-def _drugs(duck: DuckSession, events: MimicEvents) -> None:
-    """Infusions that overlap the window, in µg/kg/min."""
-    table = events.tables["vasopressors"]
-    drugs = physiology.bedside()["mimiciv"]["drugs"]
-    items = [(item, drug) for drug, many in drugs.items() for item in many]
-    duck.table(
-        "drug_items", pl.DataFrame(items, schema={"itemid": pl.Int32, "drug": pl.String}, orient="row")
-    )
-    types = {"stay_id": "BIGINT", "starttime": "TIMESTAMP", "endtime": "TIMESTAMP", "itemid": "INTEGER"}
-    types |= {"rate": "DOUBLE", "rateuom": "VARCHAR", "patientweight": "DOUBLE"}
-    duck.execute(
-        f"""
-        INSERT INTO given
-        SELECT s.stay, {_SECONDS.format("greatest(e.starttime, s.opens)")},
-               {_SECONDS.format("least(coalesce(e.endtime, e.starttime), s.closes)")}, i.drug,
-               CASE lower(trim(e.rateuom)) WHEN 'mcg/kg/min' THEN e.rate
-                    WHEN 'mg/kg/min' THEN CASE WHEN e.patientweight = 1 THEN e.rate ELSE 1000 * e.rate END
-                    WHEN 'mcg/min' THEN CASE WHEN e.patientweight > 1 THEN e.rate / e.patientweight END END
-        FROM {table.scan(types | events.stored())} e JOIN drug_items i ON e.itemid = i.itemid
-        JOIN stays s ON e.stay_id = s.stay
-        WHERE e.starttime <= s.closes AND coalesce(e.endtime, e.starttime) >= s.opens
-          AND (e.rate IS NULL OR e.rate > 0){events.known(table)}
-        """,
-        "reading inputevents",
-        (table.path,),
-    )
-
-
-def _procedures(duck: DuckSession, events: MimicEvents) -> None:
-    """Invasive ventilation as a procedure with begin and end."""
-    table = events.tables["ventilation"]
-    types = {"stay_id": "BIGINT", "starttime": "TIMESTAMP", "endtime": "TIMESTAMP", "itemid": "INTEGER"}
-    items = _numbers(physiology.bedside()["mimiciv"]["invasive_ventilation"])
-    duck.execute(
-        f"""
-        INSERT INTO breathing
-        SELECT s.stay, {_SECONDS.format("greatest(e.starttime, s.opens)")},
-               {_SECONDS.format("least(e.endtime, s.closes)")}
-        FROM {table.scan(types | events.stored())} e JOIN stays s ON e.stay_id = s.stay
-        WHERE e.itemid IN ({items}) AND e.starttime <= s.closes AND e.endtime >= s.opens{events.known(table)}
-        """,
-        "reading procedureevents",
-        (table.path,),
-    )
-
-
 def _settings(duck: DuckSession, rows: str) -> None:
     """Spells of invasive ventilation from devices and modes, to the next other status or a long gap."""
-    words = physiology.bedside()["ventilation"]
+    words = shipped("bedside")["ventilation"]
     lists = {key: as_list(tuple(value)) for key, value in words.items() if isinstance(value, list)}
     gap = int(words["gap_hours"]) * physiology.HOUR
     duck.execute(

@@ -7,30 +7,16 @@ unit are left out and counted.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from abps.cohorts import charlson, physiology, vitals
-from abps.cohorts.duck import DuckSession, Progress, or_refuse, quoted, read_header, session, silent
-from abps.cohorts.stays import (
-    StayOptions,
-    StayTable,
-    chosen,
-    comorbidity_columns,
-    finish,
-    in_time,
-    short_unit,
-    vital_columns,
-    window_bounds,
-)
-from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group
+from abps.cohorts.duck import DuckSession, Progress, numbers, or_refuse, quoted, read_header, session, silent
+from abps.cohorts.stays import StayOptions, chosen, combine, finish, in_time, short_unit, window_bounds
+from abps.cohorts.tidy import Cohort, Flow, Variable, fractional_year, race_group, shipped, variables
 from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
 
@@ -42,7 +28,7 @@ TABLES = (
 )
 
 #: What the CDM offers beyond vitals with the shipped map.
-GROUPS = ("labs", "gcs")
+GROUPS = {"labs", "gcs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,62 +36,44 @@ class OmopOptions(StayOptions):
     """features: the shipped map has labs and gcs."""
 
 
-@cache
-def concepts() -> dict[str, Any]:
-    """The shipped map of concepts and units."""
-    text = resources.files("abps.cohorts").joinpath("tables/omop.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)
-    return table
-
-
 def build(place: Path, options: OmopOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from a DuckDB file or a folder of CDM tables."""
     options = options or OmopOptions()
-    groups = physiology.parse_groups(options.features)
     with session(progress) as duck:
         cdm = open_cdm(duck, place, TABLES)
-        flow = _stays(duck, cdm)
-        everyone = flow.table.select("stay")
-        flow = chosen(flow, options)
+        every = _stays(duck, cdm)
+        flow = chosen(every, options)
         opens, closes = window_bounds(options.window)
         # a stay that has not ended reaches as far as its values do
         closes = closes.fill_null(pl.lit(datetime(9999, 1, 1)))
         duck.table("stays", flow.table.select("stay", "patient", "intime", opens=opens, closes=closes))
-        duck.table("all_stays", everyone)
+        duck.table("all_stays", every.table.select("stay"))
         rows, warnings = _measurements(duck, cdm)
         known = ", ".join(f"'{name}'" for name in vitals.signals())
         signals = f"(SELECT * FROM {rows} WHERE signal IN ({known}))"
         first_day = vitals.summarise(duck, signals, "summarising vitals", tuple(cdm.files))
-        table = flow.table.join(first_day.table, on="stay", how="left")
-        physiology.empty_tables(duck)
-        duck.execute(
-            f"INSERT INTO measured SELECT * FROM {rows} WHERE signal NOT IN ({known})",
-            "reading laboratory values",
-        )
-        age = table.select("stay", "age", *vitals.columns())
-        when = vitals.window_words(options.window)
-        more = physiology.build(duck, age, groups, set(GROUPS), when, "omop")
         coded, noted = _comorbidities(duck, cdm, flow.table, options)
-        table = table.join(coded, on="stay", how="left")
+
+        def fill() -> set[str]:
+            insert = f"INSERT INTO measured SELECT * FROM {rows} WHERE signal NOT IN ({known})"
+            duck.execute(insert, "reading laboratory values")
+            return GROUPS
+
+        found = combine(duck, flow, first_day, [coded], options, fill, "omop")
     warnings += noted
-    for name in sorted(physiology.inputs_of(groups) - set(GROUPS)):
+    for name in sorted(physiology.inputs_of(options.groups) - GROUPS):
         warnings.append(f"the shipped map has no {name} of the CDM: there are no columns of it")
     for name in ("sex", "race", "admission_location"):
-        if table[name].null_count() == table.height:
+        if found.table[name].null_count() == found.table.height:
             warnings.append(f"{name} is empty: no table of the CDM has it")
-    found = StayTable(flow, table, first_day, more, warnings)
     roles = Roles("died", "careunit", "patient", "admission_year", drop=("stay", "hospital"))
     root = Path(place) if Path(place).is_dir() else Path(place).parent
-    return finish(RECIPE, found, roles, _dictionary(options), options, (cdm.files, root), progress)
-
-
-def _numbers(values: list[int]) -> str:
-    return ", ".join(str(v) for v in values)
+    return finish(RECIPE, found, roles, _dictionary(options), options, (cdm.files, root, progress), warnings)
 
 
 def _visits(duck: DuckSession, cdm: Cdm) -> pl.DataFrame:
     """ICU stays with their person, hospital visit and death, as the CDM has them."""
-    words = concepts()
+    words = shipped("omop")
     person = cdm.need("person", "person_id", "gender_concept_id", "year_of_birth")
     visit = cdm.need("visit_occurrence", "visit_occurrence_id", "person_id")
     detail = cdm.need("visit_detail", "visit_detail_id", "visit_occurrence_id", "visit_detail_concept_id")
@@ -113,15 +81,10 @@ def _visits(duck: DuckSession, cdm: Cdm) -> pl.DataFrame:
     death = cdm.maybe("death", "person_id")
     site_sql = (
         f"(SELECT {site.number('care_site_id')} AS id, {site.word('care_site_name')} AS name FROM {site.sql})"
-        if site
-        else "(SELECT CAST(NULL AS BIGINT) AS id, CAST(NULL AS VARCHAR) AS name WHERE false)"
     )
+    died = death.time("death_datetime", "death_date")
     death_sql = (
-        f"(SELECT {death.number('person_id')} AS person, "
-        f"min({death.time('death_datetime', 'death_date')}) AS time "
-        f"FROM {death.sql} GROUP BY 1)"
-        if death
-        else "(SELECT CAST(NULL AS BIGINT) AS person, CAST(NULL AS TIMESTAMP) AS time WHERE false)"
+        f"(SELECT {death.number('person_id')} AS person, min({died}) AS time FROM {death.sql} GROUP BY 1)"
     )
     raw = duck.frame(
         f"""
@@ -132,7 +95,7 @@ def _visits(duck: DuckSession, cdm: Cdm) -> pl.DataFrame:
                    {detail.number("care_site_id")} AS site,
                    {detail.word("visit_detail_source_value")} AS unit_text
             FROM {detail.sql}
-            WHERE {detail.number("visit_detail_concept_id")} IN ({_numbers(words["icu"])})
+            WHERE {detail.number("visit_detail_concept_id")} IN ({numbers(words["icu"])})
         ), visit AS (
             SELECT {visit.number("visit_occurrence_id")} AS hadm, {visit.number("person_id")} AS patient,
                    {visit.time("visit_start_datetime", "visit_start_date")} AS admittime,
@@ -165,7 +128,7 @@ def _visits(duck: DuckSession, cdm: Cdm) -> pl.DataFrame:
     )
     if raw.height == 0:
         raise RequestError(
-            f"no visit detail in {cdm.place} has an intensive-care concept ({_numbers(words['icu'])})"
+            f"no visit detail in {cdm.place} has an intensive-care concept ({numbers(words['icu'])})"
         )
     if raw["stay"].n_unique() != raw.height:
         raise RequestError(
@@ -176,7 +139,7 @@ def _visits(duck: DuckSession, cdm: Cdm) -> pl.DataFrame:
 
 def _stays(duck: DuckSession, cdm: Cdm) -> Flow:
     """ICU stays with outcome, age, sex and race, and who is left out."""
-    words, raw = concepts(), _visits(duck, cdm)
+    words, raw = shipped("omop"), _visits(duck, cdm)
     dead_words = "|".join(words["died_words"])
     said = pl.col("left_to").str.to_uppercase().str.contains(dead_words)
     named = pl.col("left_concept").is_in(words["died"])
@@ -218,7 +181,7 @@ def _measurements(duck: DuckSession, cdm: Cdm) -> tuple[str, list[str]]:
     What is booked on an ICU stay belongs to it; other values, and all of the laboratory, go by their time.
     """
     table = cdm.need("measurement", "person_id", "measurement_concept_id", "value_as_number")
-    words = concepts()
+    words = shipped("omop")
     codes = [(c, signal, False) for signal, many in (words["vitals"] | words["gcs"]).items() for c in many]
     codes += [(c, lab.lab, True) for lab in physiology.labs().values() for c in lab.omop]
     schema = {"concept": pl.Int64, "signal": pl.String, "lab": pl.Boolean}
@@ -226,7 +189,7 @@ def _measurements(duck: DuckSession, cdm: Cdm) -> tuple[str, list[str]]:
     units = [(s, int(u), float(f)) for s, many in words["units"].items() for u, f in many.items()]
     schema = {"signal": pl.String, "unit": pl.Int64, "factor": pl.Float64}
     duck.table("unit_table", pl.DataFrame(units, schema=schema, orient="row"))
-    warm = f"c.signal = 'temperature' AND m.unit IN ({_numbers(words['fahrenheit'])})"
+    warm = f"c.signal = 'temperature' AND m.unit IN ({numbers(words['fahrenheit'])})"
     time = table.time("measurement_datetime", "measurement_date")
     rows = duck.spool(
         f"""
@@ -270,20 +233,11 @@ def _comorbidities(
     """Charlson flags from the source codes of conditions; their version by the concept's vocabulary."""
     if options.diagnoses == "none":
         return stays.select("stay"), []
-    columns = charlson.table().columns(options.charlson)
     table = cdm.maybe("condition_occurrence", "person_id", "condition_source_value")
-    if table is None:
-        empty = stays.select("stay", *(pl.lit(None, pl.Int8).alias(name) for name in columns))
-        return empty, ["condition_occurrence is absent: comorbidities are missing"]
+    if not table.columns:
+        unknown = charlson.flags(None, stays["stay"], options.charlson)
+        return unknown, ["condition_occurrence is absent: comorbidities are missing"]
     concept = cdm.maybe("concept", "concept_id", "vocabulary_id")
-    vocabulary, join = "CAST(NULL AS VARCHAR)", ""
-    if concept:
-        vocabulary = "k.vocabulary"
-        join = (
-            f"LEFT JOIN (SELECT {concept.number('concept_id')} AS id, "
-            f"{concept.word('vocabulary_id')} AS vocabulary "
-            f"FROM {concept.sql}) k ON o.source = k.id"
-        )
     visit = cdm.need("visit_occurrence", "visit_occurrence_id", "person_id")
     duck.table("admitted", stays.select("stay", "hadm", "patient", "admittime"))
     if options.diagnoses == "this":
@@ -297,54 +251,51 @@ def _comorbidities(
         )
     coded = duck.frame(
         f"""
-        SELECT DISTINCT s.stay AS key, o.code AS icd_code, {vocabulary} AS vocabulary
+        SELECT DISTINCT s.stay, o.code AS icd_code, k.vocabulary
         FROM (SELECT {table.number("person_id")} AS person, {table.number("visit_occurrence_id")} AS hadm,
                      {table.number("condition_source_concept_id")} AS source,
                      {table.word("condition_source_value")} AS code FROM {table.sql}) o
-        {join} {which} WHERE o.code IS NOT NULL
+        LEFT JOIN (SELECT {concept.number("concept_id")} AS id, {concept.word("vocabulary_id")} AS vocabulary
+                   FROM {concept.sql}) k ON o.source = k.id
+        {which} WHERE o.code IS NOT NULL
         """,
         "reading conditions",
         (table.path, visit.path),
     )
-    versions = concepts()["vocabularies"]
+    versions = shipped("omop")["vocabularies"]
     guess = pl.col("icd_code").map_elements(charlson.version_of, return_dtype=pl.Int64)
     known = pl.col("vocabulary").replace_strict(versions, default=None, return_dtype=pl.Int64)
     coded = coded.with_columns(icd_version=known)
     guessed = coded.filter(pl.col("icd_version").is_null()).height
-    coded = coded.with_columns(pl.col("icd_version").fill_null(guess)) if guessed else coded
     warnings = []
     if guessed:
+        coded = coded.with_columns(pl.col("icd_version").fill_null(guess))
         warnings.append(
             f"{guessed} condition codes have no concept of ICD-9-CM or ICD-10; their form shows their version"
         )
-    made = charlson.flags(coded.select("key", "icd_code", "icd_version"), stays["stay"], options.charlson)
-    return made.rename({"key": "stay"}), warnings
+    return charlson.flags(charlson.present(coded), stays["stay"], options.charlson), warnings
 
 
 def _dictionary(options: OmopOptions) -> list[Variable]:
-    origin = {
-        "this": "condition codes of this visit (often coded after discharge)",
-        "earlier": "condition codes of earlier visits only",
-        "none": "",
-    }[options.diagnoses]
-    return [
-        Variable(
-            "died", "label", "0/1", "left the hospital dead: discharge concept or word, or the death record"
-        ),
-        Variable("careunit", "context", "", "care site of the intensive-care visit detail, short name"),
-        Variable("hospital", "context", "", "care site of the hospital visit"),
-        Variable("patient", "identifier", "", "person_id"),
-        Variable("stay", "identifier", "", "visit_detail_id"),
-        Variable("admission_year", "context", "year", "ICU admission"),
-        Variable(
-            "age", "feature", "years", "completed years at ICU admission; a birth without a day is 1 January"
-        ),
-        Variable("sex", "feature", "F/M", "gender concept"),
-        Variable("race", "feature", "", "race in five groups, by its source value or else its concept"),
-        Variable("admission_location", "feature", "", "where the patient came from, as in the source"),
-        *comorbidity_columns(options.comorbidities, origin),
-        *vital_columns(vitals.window_words(options.window)),
-    ]
+    origins = (
+        "condition codes of this visit (often coded after discharge)",
+        "condition codes of earlier visits only",
+    )
+    return [*variables(_COLUMNS), *options.columns(origins)]
+
+
+_COLUMNS = """
+died | label | 0/1 | left the hospital dead: discharge concept or word, or the death record
+careunit | context | | care site of the intensive-care visit detail, short name
+hospital | context | | care site of the hospital visit
+patient | identifier | | person_id
+stay | identifier | | visit_detail_id
+admission_year | context | year | ICU admission
+age | feature | years | completed years at ICU admission; a birth without a day is 1 January
+sex | feature | F/M | gender concept
+race | feature | | race in five groups, by its source value or else its concept
+admission_location | feature | | where the patient came from, as in the source
+"""
 
 
 # --- the tables of a CDM: a DuckDB database, or a folder of Parquet or CSV files ---------------------------
@@ -359,54 +310,51 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class CdmTable:
-    """One table: SQL that reads it, its columns in lower case -> as written, and its file."""
+    """One table: SQL that reads it, its columns in lower case (SQL does not tell cases apart), and its file.
 
-    name: str
+    text: its cells are text, as in a CSV file.  No columns: the table is absent.
+    """
+
     sql: str
-    columns: dict[str, str]
+    columns: tuple[str, ...]
     path: Path
-    text: bool
-
-    def has(self, *names: str) -> bool:
-        """Whether it has all of these columns."""
-        return all(name in self.columns for name in names)
+    text: bool = False
 
     def number(self, name: str, kind: str = "BIGINT") -> str:
         """A column as a number; null where the table has none."""
         if name not in self.columns:
             return f"CAST(NULL AS {kind})"
-        column = f'"{self.columns[name]}"'
         if not self.text:
-            return f"CAST({column} AS {kind})"
-        plain = f"nullif(trim({column}), '')"
-        tried = f"TRY_CAST({plain} AS DOUBLE)"
-        return or_refuse(
-            plain,
-            f"TRY_CAST({tried} AS BIGINT)" if kind == "BIGINT" else tried,
-            kind,
-            f"{self.path}, column {name!r}: a value is not a number",
+            return f'CAST("{name}" AS {kind})'
+        tried = "TRY_CAST({} AS DOUBLE)"
+        return self._read(
+            name, f"TRY_CAST({tried} AS BIGINT)" if kind == "BIGINT" else tried, kind, "a number"
         )
 
     def word(self, *names: str) -> str:
         """The first of these columns that the table has, as text; null where it has none."""
         found = next((n for n in names if n in self.columns), None)
-        if found is None:
-            return "CAST(NULL AS VARCHAR)"
-        return f"""nullif(trim(CAST("{self.columns[found]}" AS VARCHAR)), '')"""
+        return (
+            "CAST(NULL AS VARCHAR)" if found is None else f"""nullif(trim(CAST("{found}" AS VARCHAR)), '')"""
+        )
 
-    def time(self, name: str, date: str) -> str:
+    def time(self, *names: str) -> str:
         """A moment: the column with the time, or where it is null the one with the day, at midnight."""
-        parts = [self._moment(n) for n in (name, date) if n in self.columns]
+        parts = [self._moment(n) for n in names if n in self.columns]
         return f"coalesce({', '.join(parts)})" if parts else "CAST(NULL AS TIMESTAMP)"
 
     def _moment(self, name: str) -> str:
-        column = f'"{self.columns[name]}"'
         if not self.text:
-            return f"CAST({column} AS TIMESTAMP)"
-        formats = "[" + ", ".join(quoted(f) for f in FORMATS) + "]"
-        plain = f"nullif(trim({column}), '')"
-        where = f"{self.path}, column {name!r}: a value is not a time like 2150-01-31 10:00:00 (no offset)"
-        return or_refuse(plain, f"try_strptime({plain}, {formats})", "TIMESTAMP", where)
+            return f'CAST("{name}" AS TIMESTAMP)'
+        formats = ", ".join(quoted(f) for f in FORMATS)
+        what = "a time like 2150-01-31 10:00:00 (no offset)"
+        return self._read(name, f"try_strptime({{}}, [{formats}])", "TIMESTAMP", what)
+
+    def _read(self, name: str, tried: str, kind: str, what: str) -> str:
+        """A column of text by SQL that is null where a cell is not what it should be: then a sentence."""
+        plain = f"""nullif(trim("{name}"), '')"""
+        where = f"{self.path}, column {name!r}: a value is not {what}"
+        return or_refuse(plain, tried.format(plain), kind, where)
 
 
 @dataclass(frozen=True)
@@ -425,16 +373,17 @@ class Cdm:
                 "it must be there as a table, .parquet, .csv or .csv.gz"
             )
         for column in columns:
-            if not table.has(column):
+            if column not in table.columns:
                 raise RequestError(
                     f"the CDM table {name} in {self.place} has no column {column!r}"
                     f"{nearest(column, table.columns)}; is it of version 5.3 or 5.4?"
                 )
         return table
 
-    def maybe(self, name: str, *columns: str) -> CdmTable | None:
-        """The same for a table that may be absent."""
-        return self.need(name, *columns) if name in self.tables else None
+    def maybe(self, name: str, *columns: str) -> CdmTable:
+        """The same for a table that may be absent: then it has no columns and no rows."""
+        absent = CdmTable("(SELECT 0 WHERE false)", (), self.place)
+        return self.need(name, *columns) if name in self.tables else absent
 
     @property
     def files(self) -> list[Path]:
@@ -454,16 +403,15 @@ def open_cdm(duck: DuckSession, place: Path, wanted: tuple[str, ...]) -> Cdm:
         raise RequestError(f"{place} does not exist; give a DuckDB file or a folder of CDM tables")
     duck.execute(f"ATTACH {quoted(str(place))} AS cdm (READ_ONLY)", "opening the database", (place,))
     listed = duck.frame(
-        "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE database_name = 'cdm' "
-        "ORDER BY table_name, column_index",
+        "SELECT schema_name, table_name, list(lower(column_name)) AS columns FROM duckdb_columns() "
+        "WHERE database_name = 'cdm' GROUP BY ALL",
         "reading the list of tables",
     )
-    tables = {}
-    for (schema, table), rows in listed.group_by(["schema_name", "table_name"], maintain_order=True):
-        name = str(table).lower()
-        if name in wanted:
-            columns = {c.lower(): c for c in rows["column_name"]}
-            tables[name] = CdmTable(name, f'cdm."{schema}"."{table}"', columns, place, text=False)
+    tables = {
+        table.lower(): CdmTable(f'cdm."{schema}"."{table}"', tuple(columns), place)
+        for schema, table, columns in listed.iter_rows()
+        if table.lower() in wanted
+    }
     if not tables:
         raise RequestError(f"{place} holds no CDM table (person, visit_occurrence, …)")
     return Cdm(place, tables)
@@ -471,23 +419,22 @@ def open_cdm(duck: DuckSession, place: Path, wanted: tuple[str, ...]) -> Cdm:
 
 def _file(folder: Path, name: str) -> CdmTable | None:
     """The file of a table: NAME or name with .parquet, .csv.gz or .csv."""
-    for suffix in (".parquet", ".csv.gz", ".csv"):
-        for spelled in (name, name.upper()):
-            path = folder / f"{spelled}{suffix}"
-            if not path.is_file():
-                continue
-            if suffix == ".parquet":
-                try:
-                    columns = list(pl.read_parquet_schema(path))
-                except (OSError, pl.exceptions.PolarsError):
-                    raise RequestError(f"{path} is not a readable Parquet file; copy it again") from None
-                sql = f"read_parquet({quoted(str(path))})"
-                return CdmTable(name, sql, {c.lower(): c for c in columns}, path, text=False)
-            header = read_header(path)
-            declared = ", ".join(f"{quoted(c)}: 'VARCHAR'" for c in header)
-            sql = (
-                f"read_csv({quoted(str(path))}, header=true, auto_detect=false, delim=',', quote='\"', "
-                f"escape='\"', columns={{{declared}}})"
-            )
-            return CdmTable(name, sql, {c.strip().lower(): c for c in header}, path, text=True)
-    return None
+    paths = (
+        folder / f"{n}{suffix}" for suffix in (".parquet", ".csv.gz", ".csv") for n in (name, name.upper())
+    )
+    path = next((p for p in paths if p.is_file()), None)
+    if path is None:
+        return None
+    if path.suffix == ".parquet":
+        try:
+            columns = tuple(column.lower() for column in pl.read_parquet_schema(path))
+        except (OSError, pl.exceptions.PolarsError):
+            raise RequestError(f"{path} is not a readable Parquet file; copy it again") from None
+        return CdmTable(f"read_parquet({quoted(str(path))})", columns, path)
+    columns = tuple(column.strip().lower() for column in read_header(path))
+    declared = ", ".join(f"{quoted(column)}: 'VARCHAR'" for column in columns)
+    sql = (
+        f"read_csv({quoted(str(path))}, header=true, auto_detect=false, delim=',', quote='\"', "
+        f"escape='\"', columns={{{declared}}})"
+    )
+    return CdmTable(sql, columns, path, text=True)

@@ -13,17 +13,15 @@ Nothing from outside the window is looked at, not even to carry a value forward.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any
 
+import msgspec
 import polars as pl
 
 from abps.cohorts.duck import DuckSession
-from abps.cohorts.tidy import Variable
+from abps.cohorts.tidy import Variable, shipped
 from abps.core.errors import RequestError, nearest
 
 #: What can be added to the vitals, and what each is made from.
@@ -38,6 +36,9 @@ GROUPS = {
 }
 
 DRUGS = ("norepinephrine", "epinephrine", "dopamine", "dobutamine", "vasopressin", "phenylephrine")
+
+#: The scores among them, and what their sums are called.
+SCORES = {"sofa": "SOFA", "saps2": "SAPS II without chronic disease and type of admission"}
 
 #: The drugs that SOFA grades by rate.
 GRADED = DRUGS[:4]
@@ -58,27 +59,17 @@ class Lab:
     omop: tuple[int, ...]
     eicu_range: tuple[float, float] | None = None
 
-
-def _shipped(name: str) -> Any:
-    text = resources.files("abps.cohorts").joinpath(f"tables/{name}.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    def counted(self, source: str) -> tuple[float, float, bool]:
+        """The lowest and the highest value that count, and whether the lowest one does itself."""
+        if source != "eicu" or self.eicu_range is None:
+            return self.low, self.high, False
+        return *self.eicu_range, self.eicu_range[0] > 0
 
 
 @cache
 def labs() -> dict[str, Lab]:
     """The shipped table of laboratory values, by name."""
-    made = {}
-    for row in _shipped("labs")["labs"]:
-        lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-        made[row["lab"]] = Lab(**{**row, **lists})
-    return made
-
-
-@cache
-def bedside() -> dict[str, Any]:
-    """The shipped table of what is charted beyond vitals."""
-    table: dict[str, Any] = _shipped("bedside")
-    return table
+    return {lab.lab: lab for lab in msgspec.convert(shipped("labs")["labs"], list[Lab])}
 
 
 def parse_groups(names: Iterable[str]) -> tuple[str, ...]:
@@ -96,9 +87,8 @@ def parse_groups(names: Iterable[str]) -> tuple[str, ...]:
 
 def inputs_of(groups: Iterable[str]) -> set[str]:
     """What must be read for some groups: labs, gcs, urine, vasopressors, ventilation."""
-    scores = {"sofa", "saps2"} & set(groups)
-    return set(groups) - scores | (
-        {"labs", "gcs", "urine", "vasopressors", "ventilation"} if scores else set()
+    return set(groups) - SCORES.keys() | (
+        GROUPS.keys() - SCORES.keys() if SCORES.keys() & set(groups) else set()
     )
 
 
@@ -113,13 +103,12 @@ class Physiology:
 
 def empty_tables(duck: DuckSession) -> None:
     """The three tables, without rows."""
-    duck.table(
-        "measured",
-        pl.DataFrame(schema={"stay": pl.Int64, "moment": pl.Int64, "signal": pl.String, "value": pl.Float64}),
-    )
-    schema = {"stay": pl.Int64, "starts": pl.Int64, "ends": pl.Int64}
-    duck.table("given", pl.DataFrame(schema={**schema, "drug": pl.String, "rate": pl.Float64}))
-    duck.table("breathing", pl.DataFrame(schema=schema))
+    for table in (
+        "measured (stay BIGINT, moment BIGINT, signal VARCHAR, value DOUBLE)",
+        "given (stay BIGINT, starts BIGINT, ends BIGINT, drug VARCHAR, rate DOUBLE)",
+        "breathing (stay BIGINT, starts BIGINT, ends BIGINT)",
+    ):
+        duck.execute(f"CREATE OR REPLACE TABLE {table}", "preparing tables")
 
 
 def build(
@@ -130,76 +119,64 @@ def build(
     present: the inputs that the source has; a group whose input is absent gets no columns, a part of a score
     without its input is missing. when: the window in words. source: mimiciv, eicu, … for the ranges.
     """
-    table = stays.select("stay")
     measured, dropped = _labs(duck, source)
-    parts = {
-        "labs": measured,
-        "gcs": _gcs(duck),
-        "urine": duck.frame(
-            "SELECT stay, CAST(sum(CAST(round(1e6 * value) AS HUGEINT)) AS DOUBLE) / 1e6 AS urine_total "
-            "FROM measured WHERE signal = 'urine' AND abs(value) < 1e6 GROUP BY stay",
-            "adding up urine",
-        ),
-        "vasopressors": _drugs(duck),
-        "ventilation": duck.frame(
-            "SELECT DISTINCT stay, 1 AS ventilated FROM breathing", "reading ventilation"
-        ),
-    }
-    for part in parts.values():
+    table = stays
+    for part in (measured, _gcs(duck), _totals(duck), _drugs(duck), _oxygen(duck)):
         table = table.join(part, on="stay", how="left")
-    if "vasopressors" in present:  # no infusion on record is none given
-        rates = [
-            pl.when(pl.col(f"{d}_given").is_null()).then(0.0).otherwise(pl.col(f"{d}_max")) for d in DRUGS
-        ]
-        table = table.with_columns(*(rate.alias(f"{d}_max") for d, rate in zip(DRUGS, rates)))
-        given = pl.any_horizontal(pl.col(f"{d}_given") == 1 for d in DRUGS).fill_null(False)
-        table = table.with_columns(vasopressor=given.cast(pl.Int8))
-    else:
-        table = table.with_columns(vasopressor=pl.lit(None, pl.Int8))
-    if "ventilation" in present:
-        table = table.with_columns(pl.col("ventilated").fill_null(0))
-    table = table.with_columns(pl.col("ventilated").cast(pl.Int8))
-    table = table.join(_oxygen(duck), on="stay", how="left").join(stays, on="stay", how="left")
-    table = table.with_columns(**_sofa(), **_saps2())
+    # no infusion or ventilation on record is none given, where the source would have it
+    given = pl.any_horizontal(pl.col(f"{d}_given") == 1 for d in DRUGS).fill_null(False).cast(pl.Int8)
+    seen = "vasopressors" in present
+    rates = [
+        pl.when(pl.col(f"{d}_given").is_null() & seen)
+        .then(0.0)
+        .otherwise(pl.col(f"{d}_max"))
+        .alias(f"{d}_max")
+        for d in DRUGS
+    ]
     table = table.with_columns(
-        sofa=pl.sum_horizontal(pl.col(c).fill_null(0) for c in _sofa()),
-        saps2=pl.sum_horizontal(pl.col(c).fill_null(0) for c in _saps2()),
+        *rates,
+        vasopressor=given if seen else pl.lit(None, pl.Int8),
+        ventilated=pl.col("ventilated")
+        .fill_null(pl.lit(0 if "ventilation" in present else None))
+        .cast(pl.Int8),
     )
+    for score in SCORES:
+        table = _scored(table, score)
     dictionary = _dictionary(groups, present, when)
     return Physiology(table.select("stay", *(c.name for c in dictionary)).sort("stay"), dictionary, dropped)
 
 
 def _labs(duck: DuckSession, source: str) -> tuple[pl.DataFrame, dict[str, int]]:
     """stay and lab_min, lab_max of every lab, and how many values did not count."""
-    rows = [
-        {
-            "lab": lab.lab,
-            "low": float(lab.eicu_range[0] if lab.eicu_range and source == "eicu" else lab.low),
-            "high": float(lab.eicu_range[1] if lab.eicu_range and source == "eicu" else lab.high),
-            "low_in": lab.eicu_range is not None and source == "eicu" and lab.eicu_range[0] > 0,
-        }
-        for lab in labs().values()
-    ]
-    duck.table("lab_table", pl.DataFrame(rows))
-    counts = "(value > low OR (low_in AND value = low)) AND value <= high"
-    long = duck.frame(
-        f"""
-        SELECT stay, lab, min(value) FILTER ({counts}) AS min, max(value) FILTER ({counts}) AS max,
-               count(*) FILTER (NOT ({counts})) AS dropped
-        FROM measured JOIN lab_table ON signal = lab WHERE value IS NOT NULL GROUP BY stay, lab
-        """,
-        "summarising laboratory values",
+    ranges = [(lab.lab, *lab.counted(source)) for lab in labs().values()]
+    schema = {"lab": pl.String, "low": pl.Float64, "high": pl.Float64, "low_in": pl.Boolean}
+    duck.table("lab_table", pl.DataFrame(ranges, schema=schema, orient="row"))
+    judged = (
+        "(SELECT stay, lab, value, (value > low OR (low_in AND value = low)) AND value <= high AS counts "
+        "FROM measured JOIN lab_table ON signal = lab WHERE value IS NOT NULL)"
     )
-    wide = long.select("stay").unique()
-    for name in labs():
-        part = long.filter((pl.col("lab") == name) & pl.col("min").is_not_null())
-        wide = wide.join(
-            part.select("stay", pl.col("min").alias(f"{name}_min"), pl.col("max").alias(f"{name}_max")),
-            on="stay",
-            how="left",
-        )
-    dropped = long.group_by("lab").agg(pl.col("dropped").sum()).filter(pl.col("dropped") > 0).sort("lab")
-    return wide, dict(dropped.iter_rows())
+    wide = ", ".join(
+        f"{s}(value) FILTER (counts AND lab = '{name}') AS {name}_{s}"
+        for name in labs()
+        for s in ("min", "max")
+    )
+    what = "summarising laboratory values"
+    table = duck.frame(f"SELECT stay, {wide} FROM {judged} GROUP BY stay", what)
+    out = duck.frame(f"SELECT lab, count(*) FROM {judged} WHERE NOT counts GROUP BY lab ORDER BY lab", what)
+    return table, dict(out.iter_rows())
+
+
+def _totals(duck: DuckSession) -> pl.DataFrame:
+    """stay, urine_total and ventilated."""
+    return duck.frame(
+        """
+        SELECT stay, urine_total, ventilated FROM (
+            SELECT stay, CAST(sum(CAST(round(1e6 * value) AS HUGEINT)) AS DOUBLE) / 1e6 AS urine_total
+            FROM measured WHERE signal = 'urine' AND abs(value) < 1e6 GROUP BY stay
+        ) FULL JOIN (SELECT DISTINCT stay, 1 AS ventilated FROM breathing) USING (stay)
+        """,
+        "adding up urine",
+    )
 
 
 def _gcs(duck: DuckSession) -> pl.DataFrame:
@@ -286,164 +263,51 @@ def _oxygen(duck: DuckSession) -> pl.DataFrame:
     )
 
 
-# --- scores -----------------------------------------------------------------------------------------
-
-
-def _points(known: pl.Expr, *cases: tuple[pl.Expr, int]) -> pl.Expr:
-    """The points of the first case that holds; 0 where none does and something is known; else missing."""
-    result = pl.when(known).then(0).otherwise(None)
-    for condition, points in reversed(cases):
-        result = pl.when(condition).then(points).otherwise(result)
-    return result.cast(pl.Int8)
-
-
-def _known(*columns: str) -> pl.Expr:
-    return pl.any_horizontal(pl.col(c).is_not_null() for c in columns)
-
-
-def _sofa() -> dict[str, pl.Expr]:
-    """The six parts (Vincent et al. 1996) on the worst values of the window."""
-    c = pl.col
-    strong = [pl.col("norepinephrine_max"), pl.col("epinephrine_max")]
-    given = {d: c(f"{d}_given") == 1 for d in GRADED}
-    return {
-        "sofa_respiration": _points(
-            _known("pf_ventilated", "pf_other"),
-            (c("pf_ventilated") < 100, 4),
-            (c("pf_ventilated") < 200, 3),
-            ((c("pf_other") < 300) | (c("pf_ventilated") < 300), 2),
-            ((c("pf_other") < 400) | (c("pf_ventilated") < 400), 1),
-        ),
-        "sofa_coagulation": _points(
-            _known("platelets_min"),
-            *((c("platelets_min") < top, 4 - i) for i, top in enumerate((20, 50, 100, 150))),
-        ),
-        "sofa_liver": _points(
-            _known("bilirubin_max"),
-            *((c("bilirubin_max") >= low, 4 - i) for i, low in enumerate((12, 6, 2, 1.2))),
-        ),
-        # a drug whose rate is not known counts as its lowest grade
-        "sofa_cardiovascular": _points(
-            _known("mbp_min", "vasopressor"),
-            ((c("dopamine_max") > 15) | (strong[0] > 0.1) | (strong[1] > 0.1), 4),
-            ((c("dopamine_max") > 5) | given["norepinephrine"] | given["epinephrine"], 3),
-            (given["dopamine"] | given["dobutamine"], 2),
-            (c("mbp_min") < 70, 1),
-        ),
-        "sofa_cns": _points(
-            _known("gcs_min"), *((c("gcs_min") < top, 4 - i) for i, top in enumerate((6, 10, 13, 15)))
-        ),
-        "sofa_renal": _points(
-            _known("creatinine_max", "urine_total"),
-            ((c("creatinine_max") >= 5) | (c("urine_total") < 200), 4),
-            ((c("creatinine_max") >= 3.5) | (c("urine_total") < 500), 3),
-            (c("creatinine_max") >= 2, 2),
-            (c("creatinine_max") >= 1.2, 1),
-        ),
-    }
-
-
-def _saps2() -> dict[str, pl.Expr]:
-    """The parts (Le Gall et al. 1993) that the first day shows; not chronic disease and type of admission."""
-    c = pl.col
-    return {
-        "saps2_age": _points(
-            _known("age"),
-            *((c("age") >= low, p) for low, p in ((80, 18), (75, 16), (70, 15), (60, 12), (40, 7))),
-        ),
-        "saps2_heart_rate": _points(
-            _known("heart_rate_max"),
-            (c("heart_rate_min") < 40, 11),
-            (c("heart_rate_max") >= 160, 7),
-            (c("heart_rate_max") >= 120, 4),
-            (c("heart_rate_min") < 70, 2),
-        ),
-        "saps2_sbp": _points(
-            _known("sbp_min"), (c("sbp_min") < 70, 13), (c("sbp_min") < 100, 5), (c("sbp_max") >= 200, 2)
-        ),
-        "saps2_temperature": _points(_known("temperature_max"), (c("temperature_max") >= 39, 3)),
-        "saps2_oxygen": pl.when(c("pf_ventilated") < 100)
-        .then(11)
-        .when(c("pf_ventilated") < 200)
-        .then(9)
-        .when(c("pf_ventilated").is_not_null())
-        .then(6)
-        .otherwise(None)
-        .cast(pl.Int8),
-        "saps2_urine": _points(
-            _known("urine_total"), (c("urine_total") < 500, 11), (c("urine_total") < 1000, 4)
-        ),
-        "saps2_bun": _points(_known("bun_max"), (c("bun_max") >= 84, 10), (c("bun_max") >= 28, 6)),
-        "saps2_wbc": _points(_known("wbc_max"), (c("wbc_min") < 1, 12), (c("wbc_max") >= 20, 3)),
-        "saps2_potassium": _points(
-            _known("potassium_max"), ((c("potassium_min") < 3) | (c("potassium_max") >= 5), 3)
-        ),
-        "saps2_sodium": _points(
-            _known("sodium_max"), (c("sodium_min") < 125, 5), (c("sodium_max") >= 145, 1)
-        ),
-        "saps2_bicarbonate": _points(
-            _known("bicarbonate_min"), (c("bicarbonate_min") < 15, 6), (c("bicarbonate_min") < 20, 3)
-        ),
-        "saps2_bilirubin": _points(
-            _known("bilirubin_max"), (c("bilirubin_max") >= 6, 9), (c("bilirubin_max") >= 4, 4)
-        ),
-        "saps2_gcs": _points(
-            _known("gcs_min"), *((c("gcs_min") < top, p) for top, p in ((6, 26), (9, 13), (11, 7), (14, 5)))
-        ),
-    }
+def _scored(table: pl.DataFrame, score: str) -> pl.DataFrame:
+    """The table with the parts of a shipped score, and their sum."""
+    parts = {}
+    for part, rule in shipped("scores")[score].items():
+        cases = " ".join(f"WHEN {condition} THEN {points}" for condition, points in rule["points"])
+        sql = f"CASE {cases} WHEN coalesce({', '.join(rule['known'])}) IS NOT NULL THEN 0 END"
+        parts[f"{score}_{part}"] = pl.sql_expr(sql).cast(pl.Int8)
+    table = table.with_columns(**parts)
+    return table.with_columns(pl.sum_horizontal(pl.col(name).fill_null(0) for name in parts).alias(score))
 
 
 def _dictionary(groups: tuple[str, ...], present: set[str], when: str) -> tuple[Variable, ...]:
-    columns: list[Variable] = []
-    if "labs" in groups and "labs" in present:
-        for lab in labs().values():
-            name = lab.lab.replace("_", " ")
-            columns += [
-                Variable(f"{lab.lab}_min", "feature", lab.unit, f"lowest {name}, {when}"),
-                Variable(f"{lab.lab}_max", "feature", lab.unit, f"highest {name}, {when}"),
-            ]
-    if "gcs" in groups and "gcs" in present:
-        columns.append(
-            Variable("gcs_min", "feature", "", f"lowest Glasgow coma scale, {when}; intubated is 15")
-        )
-    if "urine" in groups and "urine" in present:
-        columns.append(
-            Variable("urine_total", "feature", "mL", f"urine, {when}; missing where none was noted")
-        )
-    if "vasopressors" in groups and "vasopressors" in present:
-        columns += [
-            Variable(
-                f"{d}_max", "feature", "µg/kg/min", f"highest rate of {d}, {when}; 0 where none was given"
-            )
-            for d in GRADED
-        ]
-        columns.append(Variable("vasopressor", "feature", "0/1", f"any of {', '.join(DRUGS)}, {when}"))
-    if "ventilation" in groups and "ventilation" in present:
-        columns.append(Variable("ventilated", "feature", "0/1", f"invasive ventilation, {when}"))
-    if "sofa" in groups:
-        columns += [
-            Variable(
-                name, "feature", "points", f"SOFA {name.split('_')[1]}, {when}; missing without its values"
-            )
-            for name in _sofa()
-        ]
-        columns.append(Variable("sofa", "feature", "points", f"SOFA, {when}; a missing part counts 0"))
-    if "saps2" in groups:
-        columns += [
-            Variable(
-                name,
-                "feature",
+    """Lines of the columns that groups have: (name, unit, meaning) by group."""
+    limits = {"min": "lowest", "max": "highest"}
+    lines = {
+        "labs": [
+            (f"{lab.lab}_{end}", lab.unit, f"{word} {lab.lab.replace('_', ' ')}, {when}")
+            for lab in labs().values()
+            for end, word in limits.items()
+        ],
+        "gcs": [("gcs_min", "", f"lowest Glasgow coma scale, {when}; intubated is 15")],
+        "urine": [("urine_total", "mL", f"urine, {when}; missing where none was noted")],
+        "vasopressors": [
+            *(
+                (f"{d}_max", "µg/kg/min", f"highest rate of {d}, {when}; 0 where none was given")
+                for d in GRADED
+            ),
+            ("vasopressor", "0/1", f"any of {', '.join(DRUGS)}, {when}"),
+        ],
+        "ventilation": [("ventilated", "0/1", f"invasive ventilation, {when}")],
+    }
+    for score, whole in SCORES.items():
+        name = whole.partition(" without")[0]
+        lines[score] = [
+            (
+                f"{score}_{part}",
                 "points",
-                f"SAPS II {name.split('_', 1)[1].replace('_', ' ')}, {when}; missing without its values",
+                f"{name} {part.replace('_', ' ')}, {when}; missing without its values",
             )
-            for name in _saps2()
+            for part in shipped("scores")[score]
         ]
-        columns.append(
-            Variable(
-                "saps2",
-                "feature",
-                "points",
-                f"SAPS II without chronic disease and type of admission, {when}; a missing part counts 0",
-            )
-        )
-    return tuple(columns)
+        lines[score].append((score, "points", f"{whole}, {when}; a missing part counts 0"))
+    return tuple(
+        Variable(name, "feature", unit, meaning)
+        for group in groups
+        if group in present or group in SCORES
+        for name, unit, meaning in lines[group]
+    )

@@ -19,8 +19,8 @@ import polars as pl
 
 from abps.cohorts import vitals
 from abps.cohorts.duck import Progress, silent
-from abps.cohorts.stays import keep_ages, no_vitals, vital_columns
-from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order
+from abps.cohorts.stays import keep_ages, no_vitals
+from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order, shipped, variables
 from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
 
@@ -28,47 +28,8 @@ RECIPE = "physionet2012/3"
 
 UNITS = {1: "CCU", 2: "CSRU", 3: "MICU", 4: "SICU"}
 
-#: parameter -> signal of the shared vitals table. Invasive and cuff pressures count alike.
-VITAL_SIGNALS = {
-    "HR": "heart_rate",
-    "SysABP": "sbp",
-    "NISysABP": "sbp",
-    "DiasABP": "dbp",
-    "NIDiasABP": "dbp",
-    "MAP": "mbp",
-    "NIMAP": "mbp",
-    "RespRate": "resp_rate",
-    "SaO2": "spo2",
-    "Temp": "temperature",
-}
-
-#: The other parameters: our name, unit, lowest and highest value that counts.
-LABS = {
-    "Albumin": ("albumin", "g/dL", 0.1, 10),
-    "ALP": ("alp", "IU/L", 1, 10_000),
-    "ALT": ("alt", "IU/L", 1, 50_000),
-    "AST": ("ast", "IU/L", 1, 50_000),
-    "Bilirubin": ("bilirubin", "mg/dL", 0, 100),
-    "BUN": ("bun", "mg/dL", 0, 300),
-    "Cholesterol": ("cholesterol", "mg/dL", 1, 1_000),
-    "Creatinine": ("creatinine", "mg/dL", 0, 50),
-    "FiO2": ("fio2", "", 0.2, 1.0),
-    "GCS": ("gcs", "", 3, 15),
-    "Glucose": ("glucose", "mg/dL", 1, 3_000),
-    "HCO3": ("hco3", "mmol/L", 1, 100),
-    "HCT": ("hematocrit", "%", 5, 75),
-    "K": ("potassium", "mmol/L", 0.5, 25),
-    "Lactate": ("lactate", "mmol/L", 0, 50),
-    "Mg": ("magnesium", "mmol/L", 0, 20),
-    "Na": ("sodium", "mmol/L", 90, 200),
-    "PaCO2": ("paco2", "mmHg", 1, 250),
-    "PaO2": ("pao2", "mmHg", 1, 800),
-    "pH": ("ph", "", 6.3, 8.2),
-    "Platelets": ("platelets", "10⁹/L", 1, 3_000),
-    "TroponinI": ("troponin_i", "µg/L", 0, 1_000),
-    "TroponinT": ("troponin_t", "µg/L", 0, 1_000),
-    "WBC": ("wbc", "10⁹/L", 0, 1_000),
-}
+#: Parameter -> our name, unit, lowest and highest value that counts.
+LABS: dict[str, tuple[str, str, float, float]] = shipped("physionet2012")["labs"]
 
 #: The most urine that one line can be, mL; the column is the sum over the window, not a mean.
 MOST_URINE = 11_000
@@ -163,7 +124,16 @@ def _outcomes(paths: list[Path]) -> pl.DataFrame:
     parts = []
     for path in paths:
         try:
-            parts.append(_outcomes_of(path))
+            part = pl.read_csv(path, infer_schema=False)
+            for column in ("RecordID", "In-hospital_death"):
+                if column not in part.columns:
+                    raise RequestError(
+                        f"{path} has no column {column!r}{nearest(column, part.columns)}; download it again"
+                    )
+            stay, died = (pl.col(c).str.strip_chars() for c in ("RecordID", "In-hospital_death"))
+            parts.append(
+                part.select(stay=stay.cast(pl.Int64), died=died.cast(pl.Int8), set=pl.lit(path.stem[-1]))
+            )
         except pl.exceptions.PolarsError as error:
             raise RequestError(
                 f"{path} cannot be read as a table of outcomes ({str(error)[:100]}); download it again"
@@ -174,20 +144,6 @@ def _outcomes(paths: list[Path]) -> pl.DataFrame:
             f"a RecordID has two outcomes in {', '.join(map(str, paths))}; download them again"
         )
     return outcomes
-
-
-def _outcomes_of(path: Path) -> pl.DataFrame:
-    part = pl.read_csv(path, infer_schema=False)
-    for column in ("RecordID", "In-hospital_death"):
-        if column not in part.columns:
-            raise RequestError(
-                f"{path} has no column {column!r}{nearest(column, part.columns)}; download it again"
-            )
-    return part.select(
-        stay=pl.col("RecordID").str.strip_chars().cast(pl.Int64),
-        died=pl.col("In-hospital_death").str.strip_chars().cast(pl.Int8),
-        set=pl.lit(path.stem[-1]),
-    )
 
 
 def _records(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
@@ -292,50 +248,44 @@ def _stays(events: pl.DataFrame, outcomes: pl.DataFrame) -> pl.DataFrame:
 
 def _summaries(events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     """Mean, min and max of every vital and laboratory value, and how many values did not count."""
-    signals = vitals.signals()
-    rules = {p: (signals[s].vital, signals[s].low, signals[s].high, signals[s].high_included, False)
-             for p, s in VITAL_SIGNALS.items()}  # fmt: skip
-    rules |= {p: (name, low, high, True, True) for p, (name, _, low, high) in LABS.items()}
-    table = pl.DataFrame(
-        [(parameter, *rule) for parameter, rule in rules.items()],
-        schema={
-            "parameter": pl.String,
-            "name": pl.String,
-            "low": pl.Float64,
-            "high": pl.Float64,
-            "high_in": pl.Boolean,
-            "low_in": pl.Boolean,
-        },
-        orient="row",
+    known = vitals.signals()
+    rules = [
+        (parameter, known[s].vital, known[s].low, known[s].high, known[s].high_included, False)
+        for parameter, s in shipped("physionet2012")["vitals"].items()
+    ]
+    rules += [(parameter, name, low, high, True, True) for parameter, (name, _, low, high) in LABS.items()]
+    schema: dict[str, pl.DataType] = dict.fromkeys(("parameter", "name"), pl.String())
+    schema |= {"low": pl.Float64(), "high": pl.Float64(), "high_in": pl.Boolean(), "low_in": pl.Boolean()}
+    value = pl.col("value")
+    judged = (
+        events.join(pl.DataFrame(rules, schema=schema, orient="row"), on="parameter")
+        .filter(value != -1)
+        .with_columns(
+            counts=((value > pl.col("low")) | (pl.col("low_in") & (value == pl.col("low"))))
+            & ((value < pl.col("high")) | (pl.col("high_in") & (value == pl.col("high"))))
+        )
     )
-    judged = events.join(table, on="parameter").filter(pl.col("value") != -1)
-    counts = ((pl.col("value") > pl.col("low")) | (pl.col("low_in") & (pl.col("value") == pl.col("low")))) & (
-        (pl.col("value") < pl.col("high")) | (pl.col("high_in") & (pl.col("value") == pl.col("high")))
-    )
-    judged = judged.with_columns(counts=counts)
     out = judged.filter(~pl.col("counts"))["name"].value_counts(sort=True)
     # whole billionths, as in the shared vitals: a sum that does not depend on the order of rows
-    nano = (pl.col("value") * 1e9).round().cast(pl.Int64)
-    moments = (
+    nano = (value * 1e9).round().cast(pl.Int64)
+    of_name = {name: pl.col("nano").filter(pl.col("name") == name) for name in _names()}
+    wide = (
         judged.filter("counts")
         .group_by("stay", "name", "minute")
         .agg(nano=(nano.sum() / pl.len()).round().cast(pl.Int64))
-        .group_by("stay", "name")
+        .group_by("stay")
         .agg(
-            mean=pl.col("nano").sum() / pl.len() / 1e9,
-            min=pl.col("nano").min() / 1e9,
-            max=pl.col("nano").max() / 1e9,
+            *((v.sum() / v.len() / 1e9).fill_nan(None).alias(f"{name}_mean") for name, v in of_name.items()),
+            *((v.min() / 1e9).alias(f"{name}_min") for name, v in of_name.items()),
+            *((v.max() / 1e9).alias(f"{name}_max") for name, v in of_name.items()),
         )
     )
-    wide = moments.select("stay").unique().sort("stay")
-    for name in [*vitals.VITALS, *(name for name, *_ in LABS.values())]:
-        part = moments.filter(pl.col("name") == name)
-        wide = wide.join(
-            part.select("stay", *(pl.col(s).alias(f"{name}_{s}") for s in vitals.SUMMARIES)),
-            on="stay",
-            how="left",
-        )
     return wide, dict(sorted(out.iter_rows()))
+
+
+def _names() -> list[str]:
+    """The vitals and the laboratory values."""
+    return [*vitals.VITALS, *(name for name, *_ in LABS.values())]
 
 
 def _totals(events: pl.DataFrame) -> pl.DataFrame:
@@ -352,24 +302,27 @@ def _totals(events: pl.DataFrame) -> pl.DataFrame:
 
 def _dictionary(options: PhysionetOptions) -> list[Variable]:
     when = f"first {options.hours:g} h"
-    words = {"mean": "mean", "min": "lowest", "max": "highest"}
+    first_day = vitals.dictionary(when)
     return [
-        Variable("died", "label", "0/1", "In-hospital_death"),
-        Variable(
-            "careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"
-        ),
-        Variable("set", "context", "", "set of the challenge: a, b or c"),
-        Variable("stay", "identifier", "", "RecordID"),
-        Variable("age", "feature", "years", "age (90 for all above)"),
-        Variable("sex", "feature", "F/M", "gender"),
-        Variable("height", "feature", "cm", "height at admission, if between 100 and 230"),
-        Variable("weight", "feature", "kg", "weight at admission, if between 20 and 400"),
-        *(replace(c, meaning=c.meaning.replace("oxygen", "arterial oxygen")) for c in vital_columns(when)),
+        *variables(_COLUMNS),
+        *(replace(c, meaning=c.meaning.replace("oxygen", "arterial oxygen")) for c in first_day),
         *(
-            Variable(f"{name}_{s}", "feature", unit, f"{words[s]} {name.replace('_', ' ')}, {when}")
+            Variable(f"{name}_{s}", "feature", unit, f"{word} {name.replace('_', ' ')}, {when}")
             for name, unit, _, _ in LABS.values()
-            for s in vitals.SUMMARIES
+            for s, word in vitals.SUMMARIES.items()
         ),
         Variable("urine_total", "feature", "mL", f"all urine that was noted, {when}; missing where none was"),
         Variable("mech_vent", "feature", "0/1", f"mechanical ventilation was noted, {when}"),
     ]
+
+
+_COLUMNS = """
+died | label | 0/1 | In-hospital_death
+careunit | context | | ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU
+set | context | | set of the challenge: a, b or c
+stay | identifier | | RecordID
+age | feature | years | age (90 for all above)
+sex | feature | F/M | gender
+height | feature | cm | height at admission, if between 100 and 230
+weight | feature | kg | weight at admission, if between 20 and 400
+"""

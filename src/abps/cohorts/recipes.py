@@ -37,10 +37,6 @@ class CohortRecipe:
     help: str = ""
 
 
-def _heart(place: Path, _options: NoOptions, progress: Progress) -> Cohort:
-    return heart.build(place, progress)
-
-
 _OURS = (
     CohortRecipe(
         "mimiciv",
@@ -91,7 +87,7 @@ _OURS = (
         "heart",
         "UCI Heart Disease",
         NoOptions(),
-        _heart,
+        heart.build,
         "The folder with the four processed.*.data files.",
         "UCI Heart Disease: four hospitals, 920 patients.\n\n"
         "Example: abps cohort heart heart-disease --out heart.parquet",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from abps.cohorts import charlson, physiology, vitals
-from abps.cohorts.duck import Progress
+from abps.cohorts.duck import DuckSession, Progress
 from abps.cohorts.tidy import Cohort, Flow, Variable, describe_files, in_order
 from abps.core.errors import RequestError
 from abps.data.roles import Roles
@@ -23,41 +23,56 @@ CLOCKS = ("charttime", "storetime")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StayOptions:
-    """window: one of :data:`abps.cohorts.vitals.WINDOWS`. charlson: 12 or 17 (or none) of the categories.
+class FirstDayOptions:
+    """charlson: 12 or 17 (or none) of the categories. min_age, max_age: both included; None: no limit.
 
     features: groups of :data:`abps.cohorts.physiology.GROUPS` beyond the vitals. first_stay: leave out all
-    but a patient's first ICU stay. clock: one of :data:`CLOCKS`. min_hours: the least length of a stay.
+    but a patient's first ICU stay.
     """
 
-    window: str = "24h"
-    diagnoses: str = "this"
     charlson: str = "12"
-    min_age: float | None = 18
-    max_age: float | None = 95
+    min_age: float | None = None
+    max_age: float | None = None
     features: tuple[str, ...] = ()
     first_stay: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self)
+        """Refuse what no source knows, option by option."""
+        physiology.parse_groups(self.features)
+        charlson.table().columns(self.charlson)
+        vitals.window_of(getattr(self, "window", "24h"))
+        for name, known in (("diagnoses", DIAGNOSES), ("clock", CLOCKS)):
+            if getattr(self, name, known[0]) not in known:
+                raise RequestError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(known)}")
 
     @property
-    def comorbidities(self) -> str:
-        """The Charlson columns that are made."""
-        return "none" if self.diagnoses == "none" else self.charlson
+    def groups(self) -> tuple[str, ...]:
+        """The groups of columns beyond the vitals."""
+        return physiology.parse_groups(self.features)
+
+    @property
+    def when(self) -> str:
+        """The window in words."""
+        return vitals.window_words(getattr(self, "window", "24h"))
 
 
-def check_options(options: Any) -> None:
-    """Refuse what no source knows, option by option."""
-    physiology.parse_groups(options.features)
-    charlson.table().columns(options.charlson)
-    vitals.window_of(getattr(options, "window", "24h"))
-    for name, known in (("diagnoses", DIAGNOSES), ("clock", CLOCKS)):
-        if getattr(options, name, known[0]) not in known:
-            raise RequestError(f"{name}={getattr(options, name)!r}: choose one of {', '.join(known)}")
+@dataclass(frozen=True, kw_only=True)
+class StayOptions(FirstDayOptions):
+    """window: one of :data:`abps.cohorts.vitals.WINDOWS`. diagnoses: one of :data:`DIAGNOSES`."""
+
+    window: str = "24h"
+    diagnoses: str = "this"
+    min_age: float | None = 18
+    max_age: float | None = 95
+
+    def columns(self, origins: tuple[str, str]) -> list[Variable]:
+        """Dictionary lines of comorbidities and vitals.  origins: of this admission's codes, of earlier."""
+        choice = "none" if self.diagnoses == "none" else self.charlson
+        origin = dict(zip(DIAGNOSES, origins)).get(self.diagnoses, "")
+        return [*charlson.dictionary(choice, origin), *vitals.dictionary(self.when)]
 
 
-def chosen(flow: Flow, options: Any, order: Sequence[str] = ("intime", "stay")) -> Flow:
+def chosen(flow: Flow, options: FirstDayOptions, order: Sequence[str] = ("intime", "stay")) -> Flow:
     """The stays that the options ask for: a patient's first (by ``order``), ages, and length."""
     if options.first_stay:
         first = flow.table.sort(order).unique("patient", keep="first", maintain_order=True)["stay"]
@@ -100,24 +115,6 @@ def in_time(flow: Flow) -> Flow:
     return flow.keep(into.is_not_null() & (out.is_null() | (out >= into)), why, always=False)
 
 
-def comorbidity_columns(choice: str, origin: str) -> list[Variable]:
-    """Dictionary lines of the Charlson columns."""
-    return [
-        Variable(name, "feature", "0/1", f"{' or '.join(p.replace('_', ' ') for p in parts)}; {origin}")
-        for name, parts in charlson.table().columns(choice).items()
-    ]
-
-
-def vital_columns(when: str) -> list[Variable]:
-    """Dictionary lines of the 21 vitals.  when: the window in words."""
-    words = {"mean": "mean", "min": "lowest", "max": "highest"}
-    return [
-        Variable(f"{v}_{s}", "feature", vitals.UNITS[v], f"{words[s]} {vitals.LABELS[v]}, {when}")
-        for v in vitals.VITALS
-        for s in vitals.SUMMARIES
-    ]
-
-
 def no_vitals(table: pl.DataFrame) -> tuple[int, list[str]]:
     """How many stays have no vital sign, and a warning if some have none."""
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
@@ -136,8 +133,30 @@ class StayTable:
     table: pl.DataFrame
     vitals: vitals.FirstDay
     more: physiology.Physiology | None
-    warnings: Sequence[str]
-    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def combine(
+    duck: DuckSession,
+    flow: Flow,
+    first_day: vitals.FirstDay,
+    parts: Sequence[pl.DataFrame],
+    options: FirstDayOptions,
+    fill: Callable[[], set[str]],
+    source: str,
+) -> StayTable:
+    """The stays with vitals, further columns (parts, by stay) and, where asked for, the rest of physiology.
+
+    fill: fills the tables of :mod:`abps.cohorts.physiology` and says which inputs there are.
+    """
+    table = flow.table
+    for part in (first_day.table, *parts):
+        table = table.join(part, on="stay", how="left")
+    if not options.groups:
+        return StayTable(flow, table, first_day, None)
+    physiology.empty_tables(duck)
+    known = table.select("stay", "age", *vitals.columns())
+    more = physiology.build(duck, known, options.groups, fill(), options.when, source)
+    return StayTable(flow, table, first_day, more)
 
 
 def finish(
@@ -146,15 +165,16 @@ def finish(
     roles: Roles,
     dictionary: Sequence[Variable],
     options: Any,
-    sources: tuple[Iterable[Path], Path],
-    progress: Progress,
+    sources: tuple[Iterable[Path], Path, Progress],
+    warnings: Sequence[str],
+    facts: Mapping[str, Any] | None = None,
 ) -> Cohort:
-    """The cohort of a source.  sources: the files that were read, and the folder they are in."""
+    """The cohort of a source.  sources: the files that were read, their folder, and the progress callback."""
     table, more = found.table, found.more
     if more is not None:
         table = table.join(more.table, on="stay", how="left")
         dictionary = (*dictionary, *more.dictionary)
-    without, warnings = no_vitals(table)
+    without, empty = no_vitals(table)
     return Cohort(
         source=recipe.partition("/")[0],
         recipe=recipe,
@@ -162,14 +182,14 @@ def finish(
         roles=roles,
         steps=found.flow.steps,
         dictionary=tuple(dictionary),
-        files=describe_files(*sources, progress),
+        files=describe_files(*sources),
         options=asdict(options),
         facts={
             "stays_without_vitals": without,
             "vital_values_used": found.vitals.counted,
             "vital_values_out_of_range": found.vitals.dropped,
             **({"lab_values_out_of_range": more.dropped} if more else {}),
-            **found.facts,
+            **(facts or {}),
         },
-        warnings=(*found.warnings, *warnings, *found.vitals.warnings()),
+        warnings=(*warnings, *empty, *found.vitals.warnings()),
     )

@@ -6,13 +6,12 @@ the meaning of every column, and the source files it was made from with their si
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,12 @@ from abps.core.errors import RequestError
 from abps.data.roles import PROVENANCE_KEY, Roles
 
 
+@cache
+def shipped(name: str) -> Any:
+    """A table of the package: codes, concepts, item numbers and plausible ranges."""
+    return json.loads(resources.files("abps.cohorts").joinpath(f"tables/{name}.json").read_text("utf-8"))
+
+
 @dataclass(frozen=True)
 class Variable:
     """One line of the data dictionary. role: label, identifier, context (never a feature) or feature."""
@@ -32,6 +37,12 @@ class Variable:
     role: str
     unit: str
     meaning: str
+
+
+def variables(text: str) -> list[Variable]:
+    """A data dictionary from lines of ``name | role | unit | meaning``."""
+    lines = (line.split("|") for line in text.strip().splitlines())
+    return [Variable(*(cell.strip() for cell in line)) for line in lines]
 
 
 @dataclass(frozen=True)
@@ -60,8 +71,7 @@ class Flow:
     @staticmethod
     def start(table: pl.DataFrame, what: str, label: str = "died", patient: str | None = "patient") -> Flow:
         """Everything that the source holds."""
-        flow = Flow(table, label, patient)
-        return Flow(table, label, patient, (flow._count(what, 0),))
+        return Flow(table, label, patient)._after(what, 0)
 
     def keep(self, condition: pl.Expr, why_out: str, always: bool = True) -> Flow:
         """Keep the rows where the condition is true (null is not). ``always``: a step even if none goes."""
@@ -69,12 +79,12 @@ class Flow:
         left_out = self.table.height - kept.height
         if not left_out and not always:
             return self
-        after = Flow(kept, self.label, self.patient)
-        return Flow(kept, self.label, self.patient, (*self.steps, after._count(why_out, left_out)))
+        return replace(self, table=kept)._after(why_out, left_out)
 
-    def _count(self, label: str, left_out: int) -> Step:
+    def _after(self, label: str, left_out: int) -> Flow:
         patients = self.table[self.patient].n_unique() if self.patient else None
-        return Step(label, self.table.height, patients, int(self.table[self.label].sum()), left_out)
+        step = Step(label, self.table.height, patients, int(self.table[self.label].sum()), left_out)
+        return replace(self, steps=(*self.steps, step))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,19 +122,16 @@ def race_group(column: str) -> pl.Expr:
     ASIAN; not recorded (UNKNOWN, UNABLE TO OBTAIN, DECLINED, empty); everything else is OTHER.
     """
     text = pl.col(column).str.to_uppercase()
-    return (
-        pl.when(text.is_null() | text.str.contains(r"^\s*$|UNKNOWN|UNABLE TO OBTAIN|DECLINED"))
-        .then(None)
-        .when(text.str.contains("HISPANIC|LATINO|SOUTH AMERICAN"))
-        .then(pl.lit("HISPANIC"))
-        .when(text.str.contains("WHITE|CAUCASIAN"))
-        .then(pl.lit("WHITE"))
-        .when(text.str.contains("BLACK|AFRICAN"))
-        .then(pl.lit("BLACK"))
-        .when(text.str.contains("ASIAN"))
-        .then(pl.lit("ASIAN"))
-        .otherwise(pl.lit("OTHER"))
-    )
+    group: pl.Expr = pl.lit("OTHER")
+    for words, name in (
+        ("ASIAN", "ASIAN"),
+        ("BLACK|AFRICAN", "BLACK"),
+        ("WHITE|CAUCASIAN", "WHITE"),
+        ("HISPANIC|LATINO|SOUTH AMERICAN", "HISPANIC"),
+        (r"^\s*$|UNKNOWN|UNABLE TO OBTAIN|DECLINED", None),
+    ):
+        group = pl.when(text.str.contains(words)).then(pl.lit(name)).otherwise(group)
+    return pl.when(text.is_not_null()).then(group)
 
 
 def fractional_year(column: str) -> pl.Expr:
@@ -156,29 +163,20 @@ class SourceFile:
 def describe_files(paths: Iterable[Path], root: Path, progress: Progress = silent) -> tuple[SourceFile, ...]:
     """Sizes and SHA-256 of files, named relative to the source's folder."""
     paths = list(paths)
-    total = sum(path.stat().st_size for path in paths) or 1
-    done, described = 0, []
-    for path in paths:
-        digest = hashlib.sha256()
+    sizes = [path.stat().st_size for path in paths]
+    described = []
+    for k, path in enumerate(paths):
+        progress("fingerprinting the source files", sum(sizes[:k]) / (sum(sizes) or 1))
         with path.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-                done += len(block)
-                progress("fingerprinting the source files", done / total)
+            digest = hashlib.file_digest(stream, "sha256")
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-        described.append(SourceFile(name, path.stat().st_size, digest.hexdigest()))
+        described.append(SourceFile(name, sizes[k], digest.hexdigest()))
     return tuple(described)
 
 
 def versions() -> dict[str, str]:
     """The versions of what makes the table."""
-    found = {}
-    for package in ("abps", "polars", "duckdb"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return {package: metadata.version(package) for package in ("abps", "polars", "duckdb")}
 
 
 def of_cohort(cohort: Cohort) -> dict[str, Any]:
@@ -217,37 +215,6 @@ def check_out(out: Path) -> Path:
     return out
 
 
-def dictionary_markdown(columns: Iterable[Variable], title: str) -> str:
-    """The data dictionary as a Markdown table."""
-    lines = [f"# {title}", "", "| column | role | unit | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{c.name}` | {c.role} | {c.unit} | {c.meaning} |" for c in columns]
-    return "\n".join(lines) + "\n"
-
-
-def dictionary_csv(columns: Iterable[Variable]) -> str:
-    """The data dictionary as CSV."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["column", "role", "unit", "meaning"])
-    writer.writerows([c.name, c.role, c.unit, c.meaning] for c in columns)
-    return out.getvalue()
-
-
 def positives_word(label: str) -> str:
     """What a positive label is called in tables: deaths, where the label is death."""
     return "deaths" if label == "died" else f"{label} = 1"
-
-
-def flow_markdown(steps: Iterable[Step], label: str) -> str:
-    """The flow of exclusions as a Markdown table."""
-
-    def number(value: int | None) -> str:
-        return "" if value is None else f"{value:,}"
-
-    lines = [f"| step | left out | stays | patients | {positives_word(label)} |", "|---|---:|---:|---:|---:|"]
-    for i, step in enumerate(steps):
-        lines.append(
-            f"| {'left out: ' if i else ''}{step.label} | {number(step.left_out) if i else ''} "
-            f"| {number(step.stays)} | {number(step.patients)} | {number(step.positives)} |"
-        )
-    return "\n".join(lines) + "\n"

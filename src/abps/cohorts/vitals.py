@@ -10,34 +10,31 @@ which two threads meet the rows: the same files give the same bits.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import polars as pl
 
 from abps.cohorts.duck import DuckSession
+from abps.cohorts.tidy import Variable, shipped
 from abps.core.errors import RequestError
 
-VITALS = ("heart_rate", "sbp", "dbp", "mbp", "resp_rate", "spo2", "temperature")
-SUMMARIES = ("mean", "min", "max")
+#: Each vital in words.
+LABELS = {
+    "heart_rate": "heart rate",
+    "sbp": "systolic blood pressure",
+    "dbp": "diastolic blood pressure",
+    "mbp": "mean blood pressure",
+    "resp_rate": "respiratory rate",
+    "spo2": "oxygen saturation",
+    "temperature": "temperature",
+}
+VITALS = tuple(LABELS)
 UNITS = dict(zip(VITALS, ("/min", "mmHg", "mmHg", "mmHg", "/min", "%", "°C")))
-LABELS = dict(
-    zip(
-        VITALS,
-        (
-            "heart rate",
-            "systolic blood pressure",
-            "diastolic blood pressure",
-            "mean blood pressure",
-            "respiratory rate",
-            "oxygen saturation",
-            "temperature",
-        ),
-    )
-)
+
+#: What a column holds of the values in the window, and the word for it.
+SUMMARIES = {"mean": "mean", "min": "lowest", "max": "highest"}
 
 #: Hours from ICU admission: [from, to], both included. ``stay`` is the whole stay (for description only).
 WINDOWS: dict[str, tuple[float, float] | None] = {
@@ -62,18 +59,11 @@ class Signal:
     high: float
     high_included: bool = False
 
-    def counts(self, value: float) -> bool:
-        """Whether a value is plausible."""
-        return self.low < value < self.high or (self.high_included and value == self.high)
-
 
 @cache
 def signals() -> dict[str, Signal]:
     """The shipped table of signals, by name."""
-    text = resources.files("abps.cohorts").joinpath("tables/vitals.json").read_text(encoding="utf-8")
-    return {
-        row["signal"]: Signal(**{**row, "items": tuple(row["items"])}) for row in json.loads(text)["signals"]
-    }
+    return {row["signal"]: Signal(**row) for row in shipped("vitals")["signals"]}
 
 
 def window_of(name: str) -> tuple[float, float] | None:
@@ -92,6 +82,15 @@ def window_words(name: str) -> str:
 def columns() -> list[str]:
     """The 21 column names, in order."""
     return [f"{vital}_{summary}" for vital in VITALS for summary in SUMMARIES]
+
+
+def dictionary(when: str) -> list[Variable]:
+    """Dictionary lines of the 21 columns.  when: the window in words."""
+    return [
+        Variable(f"{vital}_{summary}", "feature", UNITS[vital], f"{word} {LABELS[vital]}, {when}")
+        for vital in VITALS
+        for summary, word in SUMMARIES.items()
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,27 +128,15 @@ def summarise(session: DuckSession, events: str, what: str, files: tuple[Path, .
 
     events: SQL with columns stay, moment, signal (a name in :func:`signals`), value. One streaming pass.
     """
-    rows = [
-        {
-            "signal": s.signal,
-            "vital": s.vital,
-            "low": float(s.low),
-            "high": float(s.high),
-            "included": s.high_included,
-            "fahrenheit": s.unit == "°F",
-            "celsius": s.unit == "°C",
-        }
-        for s in signals().values()
-    ]
-    session.table("signal_table", pl.DataFrame(rows))
-    result = session.frame(
+    session.table("signal_table", pl.DataFrame([asdict(s) for s in signals().values()]).drop("items"))
+    long = session.spool(
         f"""
         WITH judged AS (
             SELECT e.stay, e.moment, t.vital,
-                   value > low AND (value < high OR (included AND value = high)) AS counts,
-                   CAST(round(1e9 * CASE WHEN fahrenheit THEN (value - 32) / 1.8 ELSE value END) AS HUGEINT)
+                   value > low AND (value < high OR (high_included AND value = high)) AS counts,
+                   CAST(round(1e9 * CASE WHEN unit = '°F' THEN (value - 32) / 1.8 ELSE value END) AS HUGEINT)
                        AS nano,
-                   (celsius AND value > 70 AND value < 120) OR (fahrenheit AND value > 25 AND value < 50)
+                   (unit = '°C' AND value > 70 AND value < 120) OR (unit = '°F' AND value > 25 AND value < 50)
                        AS other_unit
             FROM ({events}) e JOIN signal_table t ON e.signal = t.signal
             WHERE value IS NOT NULL AND abs(value) < 1e9
@@ -163,34 +150,20 @@ def summarise(session: DuckSession, events: str, what: str, files: tuple[Path, .
             FROM judged GROUP BY stay, vital, moment
         )
         SELECT stay, vital, CAST(sum(nano) AS DOUBLE) / count(nano) / 1e9 AS mean,
-               min(nano) / 1e9 AS min, max(nano) / 1e9 AS max,
-               CAST(sum(counted) AS BIGINT) AS counted, CAST(sum(dropped) AS BIGINT) AS dropped,
-               CAST(sum(other_unit) AS BIGINT) AS other_unit
+               min(nano) / 1e9 AS min, max(nano) / 1e9 AS max, sum(counted) AS counted,
+               sum(dropped) AS dropped, sum(other_unit) AS other_unit
         FROM moments GROUP BY stay, vital
         """,
+        "vitals",
         what,
         files,
     )
-    return _wide(result)
-
-
-def _wide(long: pl.DataFrame) -> FirstDay:
-    """One row per stay from one row per stay and vital."""
-    totals = {
-        row["vital"]: row
-        for row in long.group_by("vital")
-        .agg(pl.col("counted", "dropped", "other_unit").sum())
-        .iter_rows(named=True)
-    }
-    wide = long.select("stay").unique().sort("stay")
-    for vital in VITALS:
-        part = long.filter((pl.col("vital") == vital) & pl.col("mean").is_not_null())
-        part = part.select("stay", *(pl.col(s).alias(f"{vital}_{s}") for s in SUMMARIES))
-        wide = wide.join(part, on="stay", how="left")
-    wide = wide.filter(pl.any_horizontal(pl.col(columns()).is_not_null())).sort("stay")
-    return FirstDay(
-        table=wide.select("stay", *columns()),
-        counted={v: totals.get(v, {}).get("counted", 0) for v in VITALS},
-        dropped={v: totals.get(v, {}).get("dropped", 0) for v in VITALS},
-        other_unit=totals.get("temperature", {}).get("other_unit", 0),
+    wide = ", ".join(f"max({s}) FILTER (vital = '{v}') AS {v}_{s}" for v in VITALS for s in SUMMARIES)
+    table = session.frame(
+        f"SELECT stay, {wide} FROM {long} WHERE mean IS NOT NULL GROUP BY stay ORDER BY stay", what
     )
+    sums = ", ".join(f"CAST(sum({n}) AS BIGINT) AS {n}" for n in ("counted", "dropped", "other_unit"))
+    totals = session.frame(f"SELECT vital, {sums} FROM {long} GROUP BY vital", what)
+    of = {vital: counts for vital, *counts in totals.iter_rows()}
+    counted, dropped, other_unit = ({v: of.get(v, (0, 0, 0))[k] for v in VITALS} for k in range(3))
+    return FirstDay(table, counted, dropped, other_unit["temperature"])

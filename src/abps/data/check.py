@@ -5,7 +5,6 @@ The same findings are shown on the terminal, written as JSON and put on the repo
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,8 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
-import polars as pl
-from scipy.special import ndtri
 
 from abps.core.errors import DataWarning
 from abps.data.repairs import RULES, Repair
@@ -129,96 +126,3 @@ def warn_about(notes: TableCheck | None) -> None:
     if notes is not None:
         for sentence in (*notes.warnings, *(f"left out: {line}" for line in left_out_lines(notes.left_out))):
             warnings.warn(f"{notes.name}: {sentence}", DataWarning, stacklevel=3)
-
-
-# --- centers and columns of a tidy table ----------------------------------------------------------------
-
-
-def wilson(positives: int, total: int) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a proportion."""
-    if total == 0:
-        return math.nan, math.nan
-    # By hand: scipy.stats would take 60 MB of every process at a hospital.
-    share, more = positives / total, float(ndtri(0.975)) ** 2 / total
-    half = math.sqrt(more * (share * (1 - share) + more / 4))
-    low, high = ((share + more / 2 + way * half) / (1 + more) for way in (-1, 1))
-    return max(0.0, low), min(1.0, high)
-
-
-@dataclass(frozen=True)
-class CenterLine:
-    """One center: its size, outcome rate with a 95 % interval, and share of missing feature values."""
-
-    center: str
-    stays: int
-    positives: int
-    rate: float
-    low: float
-    high: float
-    missing: float
-
-
-def center_lines(table: pl.DataFrame, label: str, center: str, features: list[str]) -> list[CenterLine]:
-    """One line per center, by name."""
-    gaps = pl.mean_horizontal(pl.col(features).is_null().cast(pl.Float64)) if features else pl.lit(0.0)
-    shares = table.select(
-        pl.col(center).cast(pl.String).fill_null("unknown").alias("center"),
-        pl.col(label).cast(pl.Int64).alias("label"),
-        gaps.alias("gaps"),
-    )
-    lines = []
-    grouped = shares.group_by("center").agg(
-        stays=pl.len(), positives=pl.col("label").sum(), missing=pl.col("gaps").mean()
-    )
-    for name, stays, positives, missing in grouped.sort("center").iter_rows():
-        low, high = wilson(positives, stays)
-        lines.append(CenterLine(name, stays, positives, positives / stays, low, high, missing))
-    return lines
-
-
-@dataclass(frozen=True)
-class FeatureLine:
-    """One feature over all rows: how much is missing, and its distribution in words of its kind."""
-
-    name: str
-    kind: str
-    missing: float
-    summary: str
-    mean: float | None
-    sd: float | None
-
-
-def feature_lines(table: pl.DataFrame, features: list[str]) -> list[FeatureLine]:
-    """One line per feature: mean (SD) of numbers, share of ones, or the most frequent levels."""
-    lines = []
-    for name in features:
-        column = table[name]
-        known = column.drop_nulls()
-        missing = column.null_count() / max(1, column.len())
-        mean = sd = None
-        if known.len() == 0:
-            kind, summary = "empty", "no value"
-        elif column.dtype == pl.String:
-            counts = known.alias("value").value_counts().sort(["count", "value"], descending=[True, False])
-            top = [f"{level} {count / known.len():.0%}" for level, count in counts.head(4).iter_rows()]
-            more = counts.height - len(top)
-            kind, summary = "category", ", ".join(top) + (f", {more} more" if more > 0 else "")
-        else:
-            numbers = known.cast(pl.Float64).to_numpy()
-            mean, kind, summary = float(numbers.mean()), "yes/no", f"{numbers.mean():.1%}"
-            if not set(known.unique().to_list()) <= {0, 1}:
-                sd = float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0
-                span = f"{numbers.min():.4g} to {numbers.max():.4g}"
-                kind, summary = "number", f"{mean:.4g} ({sd:.3g}), {span}"
-        lines.append(FeatureLine(name, kind, missing, summary, mean, sd))
-    return lines
-
-
-def case_mix(table: pl.DataFrame, center: str, columns: list[str]) -> pl.DataFrame:
-    """Mean of numeric and yes/no columns per center (a category's first level would mislead: left out)."""
-    numeric = [c for c in columns if table[c].dtype.is_numeric() or table[c].dtype == pl.Boolean]
-    return (
-        table.group_by(pl.col(center).cast(pl.String).fill_null("unknown").alias("center"))
-        .agg(pl.col(numeric).cast(pl.Float64).mean())
-        .sort("center")
-    )

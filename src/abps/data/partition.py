@@ -7,6 +7,7 @@ leaves out is listed with its reason.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
@@ -365,3 +367,77 @@ def _shared(table: pl.DataFrame, patient: str | None) -> int:
         return 0
     known = table.filter(pl.col(patient).is_not_null())  # rows without a patient are not one patient
     return int((known.group_by(patient).agg(n=pl.col("center").n_unique())["n"] > 1).sum())
+
+
+# --- centers and columns of a tidy table ----------------------------------------------------------------
+
+
+def wilson(positives: int, total: int) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a proportion."""
+    if total == 0:
+        return math.nan, math.nan
+    ends = binomtest(positives, total).proportion_ci(method="wilson")
+    return float(ends.low), float(ends.high)
+
+
+@dataclass(frozen=True)
+class CenterLine:
+    """One center: its size, outcome rate with a 95 % interval, and share of missing feature values."""
+
+    center: str
+    stays: int
+    positives: int
+    rate: float
+    low: float
+    high: float
+    missing: float
+
+
+def center_lines(table: pl.DataFrame, label: str, center: str, features: list[str]) -> list[CenterLine]:
+    """One line per center, by name."""
+    gaps = pl.mean_horizontal(pl.col(features).is_null().cast(pl.Float64)) if features else pl.lit(0.0)
+    grouped = table.group_by(pl.col(center).cast(pl.String).fill_null(UNKNOWN).alias("center")).agg(
+        stays=pl.len(), positives=pl.col(label).cast(pl.Int64).sum(), missing=gaps.mean()
+    )
+    return [
+        CenterLine(name, stays, positives, positives / stays, *wilson(positives, stays), missing)
+        for name, stays, positives, missing in grouped.sort("center").iter_rows()
+    ]
+
+
+@dataclass(frozen=True)
+class FeatureLine:
+    """One feature over all rows: how much is missing, and its distribution in words of its kind."""
+
+    name: str
+    kind: str
+    missing: float
+    summary: str
+    mean: float | None
+    sd: float | None
+
+
+def feature_lines(table: pl.DataFrame, features: list[str]) -> list[FeatureLine]:
+    """One line per feature: mean (SD) of numbers, share of ones, or the most frequent levels."""
+    lines = []
+    for name in features:
+        column = table[name]
+        known = column.drop_nulls()
+        missing = column.null_count() / max(1, column.len())
+        mean = sd = None
+        if known.len() == 0:
+            kind, summary = "empty", "no value"
+        elif column.dtype == pl.String:
+            counts = known.alias("value").value_counts().sort(["count", "value"], descending=[True, False])
+            top = [f"{level} {count / known.len():.0%}" for level, count in counts.head(4).iter_rows()]
+            more = counts.height - len(top)
+            kind, summary = "category", ", ".join(top) + (f", {more} more" if more > 0 else "")
+        else:
+            numbers = known.cast(pl.Float64).to_numpy()
+            mean, kind, summary = float(numbers.mean()), "yes/no", f"{numbers.mean():.1%}"
+            if not set(known.unique().to_list()) <= {0, 1}:
+                sd = float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0
+                span = f"{numbers.min():.4g} to {numbers.max():.4g}"
+                kind, summary = "number", f"{mean:.4g} ({sd:.3g}), {span}"
+        lines.append(FeatureLine(name, kind, missing, summary, mean, sd))
+    return lines

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from abps.cohorts import vitals
 from abps.core.errors import RequestError, nearest
-from abps.data import check
+from abps.data import partition
 from abps.lab import drift_statistics as statistics
 
 #: Columns that hold the true era, where a source publishes one; the first that a table has is used.
@@ -113,7 +113,7 @@ class Drift:
     windows: tuple[EraLine, ...]
     shifts: tuple[Shift, ...]
     outcome: statistics.OutcomeDivergence | None
-    centers: tuple[tuple[str, str, check.CenterLine], ...]
+    centers: tuple[tuple[str, str, partition.CenterLine], ...]
     association: statistics.Association | None
     skipped: tuple[tuple[str, str], ...] = ()
 
@@ -321,11 +321,11 @@ def _shift(
 
 def _outcome(
     table: pl.DataFrame, question: Question
-) -> tuple[statistics.OutcomeDivergence | None, tuple[tuple[str, str, check.CenterLine], ...]]:
+) -> tuple[statistics.OutcomeDivergence | None, tuple[tuple[str, str, partition.CenterLine], ...]]:
     """Divergence of the centers' outcome rates, and the centers with their group."""
     if question.center is None:
         return None, ()
-    lines = check.center_lines(table, question.label, question.center, [])
+    lines = partition.center_lines(table, question.label, question.center, [])
     groups = {line.center: line.center for line in lines}  # without groups every pair is a pair between
     if question.group is not None and question.group != question.center:
         pairs = table.select(
@@ -353,6 +353,6 @@ def _lines(era: pl.Series, label: pl.Series) -> tuple[EraLine, ...]:
         .sort("era")
     )
     return tuple(
-        EraLine(name, stays, positives, positives / stays, *check.wilson(positives, stays))
+        EraLine(name, stays, positives, positives / stays, *partition.wilson(positives, stays))
         for name, stays, positives in counted.iter_rows()
     )
