@@ -27,7 +27,8 @@ import psutil
 
 from abps.sites.flare import kits
 from abps.sites.flare.rehearsal import RELAY, Processes, RehearsalPlan, free_port, prepare, running
-from abps.sites.flare.submit import JobTimeouts, submit
+from abps.sites.flare.submit import submit
+from abps.sites.protocol.commands import Timeouts
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
 COUNTER = """
@@ -95,9 +96,7 @@ def measure(folder: Path, plan: RehearsalPlan) -> Cost:
         with _watching(processes) as peak:
             began = time.monotonic()
             # Generous, because all sites share this machine's cores.
-            done = submit(
-                network.operator, agreement, plan.rounds, count, JobTimeouts(call=120, sign=120), LONG
-            )
+            done = submit(network.operator, agreement, plan.rounds, count, Timeouts(call=120, sign=120), LONG)
             job = time.monotonic() - began
         bytes_last, frames_last = _counted(folder, plan.names)
     if done.report is None or done.status != "FINISHED:COMPLETED":

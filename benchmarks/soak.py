@@ -32,7 +32,8 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_signer
 from abps.sites.flare.rehearsal import RELAY, Processes, RehearsalPlan, free_port, own_home, prepare, running
-from abps.sites.flare.submit import JobTimeouts, submit
+from abps.sites.flare.submit import submit
+from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit
 from abps.sites.store.store import Store
 
@@ -208,7 +209,7 @@ def _record(out: Path | None, seed: int, story: Story) -> None:
 def _job(processes: Processes, agreement: Agreement, story: Story) -> bool:
     """One job, which may be lost with the relay. Returns whether its study is over."""
     story.jobs += 1
-    waits = JobTimeouts(call=8.0, sign=8.0, grace=15.0)
+    waits = Timeouts(call=8.0, sign=8.0, grace=15.0)
     try:
         done = submit(processes.network.operator, agreement, agreement.rounds, 2, waits, LONG)
     except RequestError as error:

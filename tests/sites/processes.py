@@ -8,7 +8,8 @@ from pathlib import Path
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare import rehearsal as on_one_machine
-from abps.sites.flare.submit import JobOutcome, JobTimeouts, submit
+from abps.sites.flare.submit import JobOutcome, submit
+from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
 from .network import OPEN, Hospitals
@@ -58,8 +59,8 @@ class Processes(on_one_machine.Processes):
             policy=self.policies.get(name, OPEN),
         )
 
-    def run(self, agreement, rounds: int, timeouts: JobTimeouts | None = None) -> JobOutcome:
-        timeouts = timeouts or JobTimeouts(call=8.0, sign=8.0)
+    def run(self, agreement, rounds: int, timeouts: Timeouts | None = None) -> JobOutcome:
+        timeouts = timeouts or Timeouts(call=8.0, sign=8.0)
         return submit(self.network.operator, agreement, rounds, 2, timeouts, wait=LONG)
 
     def store(self, name: str, study: str = "test") -> Store:

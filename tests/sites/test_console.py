@@ -24,6 +24,7 @@ from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.sitefile import Policy
 from abps.sites.node.explain import read_bundle
+from abps.sites.protocol.commands import Timeouts
 
 from .network import LINEAR
 from .processes import LONG, Processes
@@ -114,7 +115,7 @@ class Submission(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        timeouts = submit.JobTimeouts(call=8.0, sign=8.0, approval=LONG)
+        timeouts = Timeouts(call=8.0, sign=8.0, approval=LONG)
         kit, rounds = self.console.processes.network.operator, self.agreement.rounds
         self.outcome = submit.submit(kit, self.agreement, rounds, 3, timeouts, wait=LONG)
 

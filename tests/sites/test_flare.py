@@ -29,6 +29,7 @@ from abps.sites.flare.app import only_sealed
 from abps.sites.flare.submit import connected, session
 from abps.sites.node import measuring
 from abps.sites.node.context import account_of
+from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit
 
 from .processes import LONG, Processes
@@ -277,7 +278,7 @@ def test_rounds_go_on_without_who_is_paused_or_killed(federation):
 
     harming = threading.Thread(target=harm)
     harming.start()
-    quick = submit.JobTimeouts(call=3.0, sign=3.0, grace=5.0)
+    quick = Timeouts(call=3.0, sign=3.0, grace=5.0)
     outcome = federation.run(agreement, many, quick)
     harming.join()
     federation.wait_for(federation.given.names, LONG)

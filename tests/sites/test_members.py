@@ -94,8 +94,8 @@ def renewed(network, kit, **more):
     """A kit with a new key of its own, certified by the authority."""
     given = read_kit(network / kit)
     asked = keys.request_certificate(given, network.parent / f"{kit}.csr")
-    done = Authority(network).certify(keys.read_request(network.parent / f"{kit}.csr"), **more)
-    return asked, keys.install_certificate(given, done.certificate)
+    path, _ = Authority(network).certify(keys.read_request(network.parent / f"{kit}.csr"), **more)
+    return asked, keys.install_certificate(given, path)
 
 
 def test_a_new_certificate_takes_the_place_of_the_old(network):
@@ -299,21 +299,6 @@ def test_a_site_keeps_no_certificate_that_was_revoked(network):
     with pytest.raises(RuntimeError, match="was revoked"):
         credentials._cache_cert("south.job", former)
     assert credentials.kept == ["south.job"]
-
-
-def test_a_line_that_outlives_its_certificate_is_ended():
-    """The engine looks at dates when a line is made; the relay looks at every sign of life."""
-    import datetime
-
-    from abps.sites.flare.participant import refusal
-
-    now = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
-    day = datetime.timedelta(days=1)
-    clean = RevocationList()
-    assert refusal(clean, "north", 7, None, now) is None
-    assert refusal(clean, "north", 7, now + day, now) is None
-    told = refusal(clean, "north", 7, now - day, now)
-    assert told == "the certificate of north has ended on 2026-02-28; have it rotated"
 
 
 def test_kits_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatch):

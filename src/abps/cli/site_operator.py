@@ -107,6 +107,7 @@ def submit(
     need_engine()
     from abps.sites.flare import submit as jobs
     from abps.sites.flare.kits import provisioned
+    from abps.sites.protocol.commands import Timeouts
 
     agreement = _agreement(study, codebook, method, seed, rounds, set_)
     if grace < 0 or approval < 0:
@@ -122,7 +123,7 @@ def submit(
         def once() -> jobs.JobOutcome:
             return jobs.submit(
                 kit, agreement, job_rounds or agreement.rounds, min_sites,
-                jobs.JobTimeouts(sign=sign_of_life, grace=grace, approval=approval),
+                Timeouts(sign=sign_of_life, grace=grace, approval=approval),
                 wait=wait + approval if wait else None, progress=state.update, members=chosen,
             )  # fmt: skip
 
@@ -181,11 +182,11 @@ def certify(
     from abps.sites.consent.keys import read_request
     from abps.sites.flare.authority import Authority
 
-    done = Authority(kits).certify(read_request(request), fingerprint)
-    assert done.until is not None
-    summary = {"member": done.member, "until": done.until.isoformat(), "certificate": str(done.certificate)}
-    line = f"the new certificate of {done.member}, good until {done.until:%Y-%m-%d}: {done.certificate}"
-    emit(as_json, summary, line, _COPY_LIST.format(done.list))
+    authority, asked = Authority(kits), read_request(request)
+    path, until = authority.certify(asked, fingerprint)
+    facts = {"member": asked.member, "until": until.isoformat(), "certificate": str(path)}
+    line = f"the new certificate of {asked.member}, good until {until:%Y-%m-%d}: {path}"
+    emit(as_json, facts, line, _COPY_LIST.format(authority.list))
 
 
 def revoke(
@@ -203,9 +204,10 @@ def revoke(
     need_engine()
     from abps.sites.flare.authority import Authority
 
-    done = Authority(kits).revoke(member)
-    lines = (f"{member} is no longer a member", _COPY_LIST.format(done.list))
-    emit(as_json, {"member": member, "list": str(done.list)}, *lines)
+    authority = Authority(kits)
+    authority.revoke(member)
+    lines = (f"{member} is no longer a member", _COPY_LIST.format(authority.list))
+    emit(as_json, {"member": member, "list": str(authority.list)}, *lines)
 
 
 _COPY_LIST = "if the relay's kit is on another machine, copy {} into its folder `local`; it may run on"

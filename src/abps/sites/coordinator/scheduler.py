@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +97,6 @@ class JobReport:
         return {"schema": "abps.job/2", **asdict(self), "bytes": sum(r.bytes for r in self.rounds)}
 
 
-@dataclass
-class _JobState:
-    """What changes as a job goes on.
-
-    sizes: training rows that count, by site.  joined: sites that take part.
-    well: sites that ended the last round well.  silent: sites that gave no sign of life when asked last.
-    """
-
-    roster: tuple[str, ...]
-    sizes: dict[str, int]
-    joined: frozenset[str] = frozenset()
-    well: frozenset[str] = frozenset()
-    silent: frozenset[str] = frozenset()
-    reports: list[JobRound] = field(default_factory=list)
-    values: dict[str, float] = field(default_factory=dict)  # validation scores of the last round
-
-
 class Scheduler:
     """Runs one job: some rounds of a study."""
 
@@ -146,14 +129,20 @@ class Scheduler:
         self._open_arguments: list[Any] = [] if scales is None else [None, dict(scales)]
         self._passed_on = ""
         self._at = 0  # the round
+        self._roster: tuple[str, ...] = ()
+        self._joined: frozenset[str] = frozenset()  # sites that take part
+        self._well: frozenset[str] = frozenset()  # sites that ended the last round well
+        self._silent: frozenset[str] = frozenset()  # sites that gave no sign of life when asked last
+        self._reports: list[JobRound] = []
+        self._scores: dict[str, float] = {}  # validation scores of the last round, by site
         self._masks: MaskedRelay | None = None
         self._without_sum = 0  # rounds in a row
         self._late: Counter[str] = Counter()  # seconds of this round that the others waited for a site
 
     def run(self, members: Sequence[str]) -> JobReport:
         there, barred = self._members(sorted(members))
-        roster = tuple(there)
-        ready, left_out = self._gather(roster)
+        self._roster = tuple(there)
+        ready, left_out = self._gather()
         left_out |= barred
         first = 1 + max(int(facts["round"]) for facts in ready.values())
         if first > self.agreement.rounds or all(facts["finished"] for facts in ready.values()):
@@ -165,30 +154,28 @@ class Scheduler:
         # Rows weigh in averages, and nobody can check what a site says of its own.
         most = int(Limits().rows * float(np.median(list(reported.values()))))
         sizes = {name: min(rows, most) for name, rows in reported.items()}
-        state = _JobState(roster, sizes)
-        joined, absent = self._join(sorted(ready), first, state)
+        arguments = (there, first, sizes, list(messages.VERSION))
+        joined, absent = self.line.ask(sorted(ready), Command.JOIN, *arguments, seconds=self.timeouts.sign)
         left_out |= absent
         if self.method.privacy.secure:
             purpose = f"{self.agreement.digest()}/{self.job}"
-            self._masks = MaskedRelay(self.line, purpose, roster, self.timeouts)
+            self._masks = MaskedRelay(self.line, purpose, there, self.timeouts)
             left_out |= self._masks.introduce(sorted(joined))
         self._step(sorted(joined), self.timeouts.talk, Command.INTRODUCE, first)
-        state.joined = state.well = frozenset(joined)
-        stopped = False
-        for t in range(first, min(first + self.rounds - 1, self.agreement.rounds) + 1):
-            stopped = self._round(t, state)
-            if stopped:
-                break
+        self._joined = self._well = frozenset(joined)
+        last = min(first + self.rounds - 1, self.agreement.rounds)
+        stopped = any(self._round(t) for t in range(first, last + 1))
         agreement, gone = self.agreement, {name: str(why) for name, why in left_out.items()}
         return JobReport(
-            agreement.study, agreement.method, agreement.seed, agreement.digest(), first, roster, gone,
-            tuple(state.reports), stopped, state.values,
+            agreement.study, agreement.method, agreement.seed, agreement.digest(), first, self._roster, gone,
+            tuple(self._reports), stopped, self._scores,
         )  # fmt: skip
 
     # Who takes part
 
-    def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
+    def _gather(self) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
         """The sites that are there and agree; and why others are not."""
+        roster = self._roster
         _, failures = run_with_approval(
             self.line, roster, self.timeouts.work, self.timeouts, Command.OPEN,
             *self._open_arguments, notice=lambda waiting: self.notice(self._at, Command.OPEN, waiting),
@@ -229,10 +216,6 @@ class Scheduler:
                 ready[name] = facts
         return ready, silent | unfit
 
-    def _join(self, names: Sequence[str], first: int, state: _JobState) -> Answers:
-        arguments = (list(state.roster), first, state.sizes, list(messages.VERSION))
-        return self.line.ask(names, Command.JOIN, *arguments, seconds=self.timeouts.sign)
-
     def _members(self, names: Sequence[str]) -> tuple[list[str], dict[str, Failure]]:
         """Who is still a member, and why the others are not; a list that is new is passed on to them."""
         text, expelled = self.revoked()
@@ -242,55 +225,53 @@ class Scheduler:
             self.line.ask(there, Command.REVOKED, text, seconds=self.timeouts.talk)
         return there, {name: Failure(DeclineCode.EXPELLED) for name in names if name in expelled}
 
-    def _present(self, state: _JobState) -> tuple[list[str], dict[str, Failure]]:
+    def _present(self) -> tuple[list[str], dict[str, Failure]]:
         """Who is there: sites that ended the last round well, and those of the others that answer."""
-        members, missing = self._members(sorted(state.joined))
-        here = [name for name in members if name in state.well]
-        asked = [name for name in members if name not in state.well]
+        members, missing = self._members(sorted(self._joined))
+        here = [name for name in members if name in self._well]
+        asked = [name for name in members if name not in self._well]
         for seconds, names in (
-            (self.timeouts.sign, [name for name in asked if name not in state.silent]),
-            (self.timeouts.again, [name for name in asked if name in state.silent]),
+            (self.timeouts.sign, [name for name in asked if name not in self._silent]),
+            (self.timeouts.again, [name for name in asked if name in self._silent]),
         ):
             states, silent = self.line.ask(names, Command.PING, seconds=seconds)
-            state.silent = state.silent.difference(states).union(silent)
+            self._silent = self._silent.difference(states).union(silent)
             missing |= silent
-            here += [name for name, site_state in states.items() if site_state == SiteState.READY]
-            missing |= {
-                name: Failure(DeclineCode.NOT_READY, "it is still busy with an earlier step")
-                for name, site_state in states.items()
-                if site_state != SiteState.READY
-            }
+            for name, state in states.items():
+                if state == SiteState.READY:
+                    here.append(name)
+                else:
+                    why = "it is still busy with an earlier step"
+                    missing[name] = Failure(DeclineCode.NOT_READY, why)
         return sorted(here), missing
 
     # A round
 
-    def _round(self, t: int, state: _JobState) -> bool:
+    def _round(self, t: int) -> bool:
         """One round. Returns whether all sites say that the method is done."""
         began, self._at, self._late = self.line.now(), t, Counter()
-        here, missing = self._present(state)
+        here, missing = self._present()
         done, failed = self.line.ask(here, Command.BEGIN, t, here, seconds=self.timeouts.sign)
         missing |= failed
         present = sorted(done)
         if not present:
             why = "; ".join(sorted({str(failure) for failure in missing.values()}))
             raise RequestError(f"round {t}: no site is left ({why})")
-        rest = (self._masked if self._masks is not None and self.method.sums_only(t) else self._coordinated)(
-            t, state.roster, present, missing
-        )
+        masked = self._masks is not None and self.method.sums_only(t)
+        rest = (self._masked if masked else self._coordinated)(t, present, missing)
         replies, failed = self._work(_without(present, missing), Command.CONCLUDE, t, int(rest))
-        concluded, invalid = commands.check_all(replies, lambda v: commands.concluded(v, len(state.roster)))
+        concluded, invalid = commands.check_all(replies, lambda v: commands.concluded(v, len(self._roster)))
         missing |= failed | invalid
-        self._book(t, present, concluded, missing, state, began)
-        state.well = frozenset(concluded) - set(missing)
+        self._report(t, present, concluded, missing, began)
+        self._well = frozenset(concluded) - set(missing)
         if self._seen is not None:
             files.folder(self._seen.parent)
             files.write_text(self._seen, str(t))
         return bool(concluded) and all(done for _, _, done in concluded.values())
 
-    def _coordinated(
-        self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, Failure]
-    ) -> Rest:
+    def _coordinated(self, t: int, present: list[str], missing: dict[str, Failure]) -> Rest:
         """Let all members upload, and the coordinator aggregate; the next in the draw, if it is gone."""
+        roster = self._roster
         order = coordinators(self.agreement.seed, t, center_ids(roster))
         for _ in range(TRIED):
             there = [roster[k] for k in order if roster[k] in present and roster[k] not in missing]
@@ -312,9 +293,7 @@ class Scheduler:
         missing |= failed | invalid
         return entries
 
-    def _masked(
-        self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, Failure]
-    ) -> Rest:
+    def _masked(self, t: int, present: list[str], missing: dict[str, Failure]) -> Rest:
         """An exchange under masked sums: every member gets the total, and goes on by itself."""
         assert self._masks is not None
         entries = self._contribute(t, _without(present, missing), missing)
@@ -328,7 +307,7 @@ class Scheduler:
             self.log(f"round {t}: no sum ({error})")
             self._without_sum += 1
             if self._without_sum >= MOST_WITHOUT_SUM:
-                absent = ", ".join(name for name in roster if name not in adding) or "nobody"
+                absent = ", ".join(name for name in self._roster if name not in adding) or "nobody"
                 raise MembersMissing(
                     f"round {t}: there is no masked sum ({error}); all sums of a study are of the same "
                     f"members, and without a summand were: {absent}; start these sites and submit again"
@@ -356,38 +335,24 @@ class Scheduler:
 
         return run_step(self.line, sites, limit, self.timeouts, command, *arguments, notice=notice)
 
-    def _book(
-        self,
-        t: int,
-        present: list[str],
-        concluded: Mapping[str, tuple[float, dict[str, int], bool]],
-        missing: Mapping[str, Failure],
-        state: _JobState,
-        began: float,
-    ) -> None:
-        sums = Counter[str]()
-        for _, each, _ in concluded.values():
-            sums.update(each)
-        values = {name: value for name, (value, _, _) in sorted(concluded.items()) if math.isfinite(value)}
-        state.values = values
+    def _report(
+        self, t: int, present: list[str], concluded: Mapping[str, tuple[float, dict[str, int], bool]],
+        missing: Mapping[str, Failure], began: float,
+    ) -> None:  # fmt: skip
+        scores = {name: value for name, (value, _, _) in sorted(concluded.items()) if math.isfinite(value)}
+        sums = {name: each for name, (_, each, _) in sorted(concluded.items())}
+        why = {name: str(failure) for name, failure in sorted(missing.items())}
         late = {name: round(float(s), 1) for name, s in sorted(self._late.items()) if s >= SLOW}
-        state.reports.append(
-            JobRound(
-                t,
-                tuple(present),
-                {name: str(failure) for name, failure in sorted(missing.items())},
-                {name: each["partners"] for name, (_, each, _) in sorted(concluded.items())},
-                sums["bytes"],
-                float(np.mean(list(values.values()))) if values else None,
-                len(values),
-                late,
-                round(self.line.now() - began, 3),
-            )
-        )
+        mean = float(np.mean(list(scores.values()))) if scores else None
+        self._scores, took = scores, round(self.line.now() - began, 3)
+        self._reports.append(JobRound(
+            t, tuple(present), why, {name: each["partners"] for name, each in sums.items()},
+            sum(each["bytes"] for each in sums.values()), mean, len(scores), late, took,
+        ))  # fmt: skip
         for name, seconds in late.items():
             self.log(f"round {t}: the others waited {seconds:g} s for {name}")
-        for name, failure in sorted(missing.items()):
-            self.log(f"round {t}: without {name} ({failure})")
+        for name, reason in why.items():
+            self.log(f"round {t}: without {name} ({reason})")
 
 
 def _far_ahead(rounds: Mapping[str, int], seen: int = 0) -> list[str]:

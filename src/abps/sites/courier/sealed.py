@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -73,7 +74,7 @@ class CourierFile:
 
     proposal: str
     step: CourierStep
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=10_000)]
     sender: str
     before: str
     letters: Mapping[str, str]
@@ -154,18 +155,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def parse(path: Path, data: Mapping[str, Any]) -> CourierFile:
     """A courier file; nothing of it is believed yet."""
-    names = tuple(CourierFile.__dataclass_fields__)
+    facts = {name: value for name, value in data.items() if name != "schema"}
     try:
-        if set(data) != {"schema", *names} or data["schema"] != SCHEMA:
+        if data.get("schema") != SCHEMA or set(facts) != set(CourierFile.__dataclass_fields__):
             raise ValueError("another schema")
-        found = CourierFile(**{**{name: data[name] for name in names}, "step": CourierStep(data["step"])})
-        texts = [found.proposal, found.sender, found.before, found.certificate, found.signature]
-        texts += found.letters.values()
-        whole = type(found.number) is int and 0 <= found.number < 10_000
-        if not whole or not all(isinstance(each, str) for each in texts) or not found._signed:
-            raise ValueError("a part of it is not what it should be")
-        return found
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        canonical(facts)  # what cannot be written cannot have been signed
+        return msgspec.convert(facts, CourierFile)
+    except ValueError as error:
         raise RequestError(f"{path} is no courier file ({error}); copy it again") from error
 
 

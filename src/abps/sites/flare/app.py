@@ -154,7 +154,7 @@ class FlareSite:
             command = Command(what)
             own: dict[Command, Callable[..., Any]] = {
                 Command.PING: self._ping,
-                Command.REVOKED: self._revoked,
+                Command.REVOKED: lambda text: self._known.hear(str(text)),
                 Command.START: self._start,
                 Command.POLL: self._poll,
             }
@@ -180,12 +180,13 @@ class FlareSite:
 
     def _ping(self) -> str:
         """Whether this site is ready for a round, or what else it is."""
-        if self._work is not None and self._work.is_alive():
+        if self._busy:
             return str(SiteState.BUSY)
         return str(SiteState.READY if self._joined else SiteState.NEW)
 
-    def _revoked(self, text: str) -> bool:
-        return self._known.hear(str(text))
+    @property
+    def _busy(self) -> bool:
+        return self._work is not None and self._work.is_alive()
 
     def _poll(self) -> list[Any]:
         """How the work stands: [done, its result], [busy, None] or [decline code, None]."""
@@ -196,7 +197,7 @@ class FlareSite:
     def _start(self, what: str, *arguments: Any) -> list[Any]:
         """Begin something that may take long, in a thread of its own."""
         command = Command(what)
-        if command not in LONG or (self._work is not None and self._work.is_alive()):
+        if command not in LONG or self._busy:
             raise RequestError(f"{what!r} cannot be started now")
         work: Callable[..., Any] | None = self._open
         if command is not Command.OPEN:

@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +28,13 @@ from abps.sites.flare import kits
 DAYS = 360
 
 
-@dataclass(frozen=True)
-class MemberChange:
-    """list: the new list of revoked members.  certificate: the new certificate, and when it ends."""
-
-    member: str
-    list: Path
-    certificate: Path | None = None
-    until: datetime.datetime | None = None
-
-
 class Authority:
     """The authority of the network whose kits are in ``out``."""
 
     def __init__(self, out: Path) -> None:
         self.out = Path(out)
         self.folder = self.out / "authority"
+        self.list = self.folder / membership.REVOKED
         self._path = self.folder / kits.STATE
         if not self._path.is_file():
             raise RequestError(f"{out} has no authority; name the folder that `abps site provision` made")
@@ -55,12 +45,11 @@ class Authority:
 
     def revoked(self) -> RevocationList:
         """The list in force."""
-        path = self.folder / membership.REVOKED
-        if not path.is_file():
+        if not self.list.is_file():
             return RevocationList()
-        return membership.from_text(path.read_text(encoding="utf-8"), self._root_pem)
+        return membership.from_text(self.list.read_text(encoding="utf-8"), self._root_pem)
 
-    def revoke(self, member: str) -> MemberChange:
+    def revoke(self, member: str) -> None:
         """Expel a member: its certificate is not to be trusted any more, and nobody is to talk to it."""
         old = self._certificate(member)
         if self._role(member) is Role.RELAY:
@@ -68,10 +57,10 @@ class Authority:
         self._publish(self.revoked().without(member, old.serial_number, expel=True))
         del self._state[member]  # whoever gets this name again gets another key
         self._write_state()
-        return MemberChange(member, self.folder / membership.REVOKED)
 
-    def certify(self, request: CertificateRequest, fingerprint: str = "") -> MemberChange:
-        """Give a member a certificate for a key that it has made itself; revoke the old certificate.
+    def certify(self, request: CertificateRequest, fingerprint: str = "") -> tuple[Path, datetime.datetime]:
+        """Give a member a certificate for a key that it has made itself, and revoke the old one: where it is,
+        and when it ends.
 
         fingerprint: of the request, as somebody at the member read it out. It is needed unless the request is
         signed with the member's present key: whoever can send a file could ask in its name.
@@ -106,7 +95,7 @@ class Authority:
         path = files.folder(self.out / "certified") / f"{member}.crt"
         files.write_text(path, self._state[member]["cert"])
         self._publish(self.revoked().without(member, old.serial_number, expel=False))
-        return MemberChange(member, self.folder / membership.REVOKED, path, until)
+        return path, until
 
     def readmit(self, names: Sequence[str]) -> None:
         """Take members that are provisioned anew off the list of the expelled."""

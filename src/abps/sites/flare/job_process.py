@@ -35,7 +35,6 @@ PARTICIPANT = "ABPS_PARTICIPANT"
 #: Seconds that an orphan gets to end in order.
 ORPHAN_SECONDS = 5.0
 
-
 #: Seconds that the last sites get to begin a job, once more than half have.
 START_GRACE = 60
 
@@ -174,10 +173,15 @@ class Intake:
         sender = str(message.get_header(MessageHeaderKey.ORIGIN, "")).split(".")[0]
         size = message.get_header(StreamHeaderKey.SIZE, 0)
         if type(size) is not int or not 0 <= size <= self.most:
-            return self._dropped(sender, f"a message of {str(size)[:20]} bytes, at most {self.most}")
-        if not self._takes(sender, _length(message.payload)):
-            return self._dropped(sender, f"more than {self.most} bytes in {FILLS:g} s")
-        return None
+            why = f"a message of {str(size)[:20]} bytes, at most {self.most}"
+        elif not self._takes(sender, _length(message.payload)):
+            why = f"more than {self.most} bytes in {FILLS:g} s"
+        else:
+            return None
+        if sender not in self._warned and len(self._warned) < SENDERS:
+            self._warned.add(sender)  # once for each sender: what is refused must not fill the log
+            log.warning("dropped what came in the name of %s: %s", sender[:100], why)
+        return Message()
 
     def _takes(self, sender: str, length: int) -> bool:
         now = self._now()
@@ -189,15 +193,6 @@ class Intake:
             taken = length <= left
             self._left[sender] = (left - length if taken else left, now)
         return taken
-
-    def _dropped(self, sender: str, why: str) -> Message:
-        with self._lock:
-            first = sender not in self._warned and len(self._warned) < SENDERS
-            if first:
-                self._warned.add(sender)
-        if first:  # once for each sender: what is refused must not fill the log
-            log.warning("dropped what came in the name of %s: %s", sender[:100], why)
-        return Message()
 
 
 def _length(payload: Any) -> int:

@@ -312,12 +312,10 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _update_resources(kit: Kit) -> None:
-    """Bring a kit of an earlier version up to date; keep the relay's jobs in its own folder, not in /tmp."""
+    """Keep the relay's jobs in its own folder, wherever that is now, and not in /tmp."""
     path = kit.local / "resources.json"
     data = json.loads(path.read_text(encoding="utf-8"))
-    data["class_allow_list"] = list(ALLOW)
     for component in data.get("components", []):
-        component["path"] = component.get("path", "").replace(".flare.launchers.", ".flare.job_process.")
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(files.folder(kit.folder / "state") / "jobs")
     snapshots = data.get("snapshot_persistor", {}).get("args", {}).get("storage", {}).get("args")

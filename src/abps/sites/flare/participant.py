@@ -1,13 +1,12 @@
 """A participant's process: the engine's own, with a list of revoked certificates.
 
 The engine asks for a certificate of the authority and knows no revocation. So the relay looks up whoever
-registers, or sends a heartbeat, in its own list, which may change while it runs. A site's process logs why it
-was refused. A site whose job process fails does not end the job for all.
+registers, or sends a heartbeat, in its own list, which may change while it runs. A site whose job process
+fails does not end the job for all.
 """
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import runpy
@@ -15,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from abps.sites.consent.kit import Membership, RevocationList
+from abps.sites.consent.kit import Membership
 
 log = logging.getLogger("abps")
 
@@ -23,60 +22,35 @@ log = logging.getLogger("abps")
 RELAY = "nvflare.private.fed.app.server.server_train"
 SITE = "nvflare.private.fed.app.client.client_train"
 
-#: What the relay's refusals say.
-_REVOKED = "was revoked by this network's authority"
-_ENDED = "has ended"
-
-
-def refusal(
-    revoked: RevocationList, name: str, serial: int, ends: datetime.datetime | None, now: datetime.datetime
-) -> str | None:
-    """Why a member may not register, or stay; None if it may.  ends: when its certificate does."""
-    if revoked.has(serial) or name in revoked.expelled:
-        return f"the certificate of {name} {_REVOKED}; ask the operator"
-    # The engine looks at the dates when a line is made; a line may outlive its certificate.
-    if ends is not None and now > ends:
-        return f"the certificate of {name} {_ENDED} on {ends:%Y-%m-%d}; have it rotated"
-    return None
-
 
 def guard(known: Membership) -> None:
     """Let the engine refuse members whose certificate is on the list."""
     from nvflare.apis.fl_constant import FLContextKey
-    from nvflare.private.defs import CellMessageHeaderKeys
     from nvflare.private.fed.server.client_manager import ClientManager
     from nvflare.private.fed.utils import identity_utils
 
     verifies = identity_utils.IdentityVerifier.verify_common_name
-    admits, lives = ClientManager.authenticated_client, ClientManager.heartbeat
-    serials: dict[str, int] = {}
-    ends: dict[str, datetime.datetime] = {}
+    lives = ClientManager.heartbeat
+    serials: dict[str, int] = {}  # of the certificates of who has registered
 
-    def refused(name: str, serial: int) -> str | None:
-        return refusal(known.now, name, serial, ends.get(name), datetime.datetime.now(datetime.UTC))
+    def refused(name: str) -> str | None:
+        if known.now.has(serials.get(name, 0)) or name in known.now.expelled:
+            return f"the certificate of {name} was revoked by this network's authority; ask the operator"
+        return None
 
     def verify_common_name(
         self: Any, asserted_cn: str, nonce: str, asserter_cert: Any, *more: Any, **named: Any
     ) -> bool:
         done = verifies(self, asserted_cn, nonce, asserter_cert, *more, **named)
         serials[asserted_cn] = asserter_cert.serial_number
-        ends[asserted_cn] = asserter_cert.not_valid_after_utc
-        why = refused(asserted_cn, asserter_cert.serial_number)
+        why = refused(asserted_cn)
         if why:
             log.warning("%s may not register: %s", asserted_cn, why)
             raise identity_utils.InvalidAsserterCert(why)
         return bool(done)
 
-    def authenticated_client(self: Any, request: Any, fl_ctx: Any, client_type: Any) -> Any:
-        found = admits(self, request, fl_ctx, client_type)
-        name = request.get_header(CellMessageHeaderKeys.CLIENT_NAME)
-        why = refused(name, serials.get(name, 0))
-        if found is None and why:  # the engine keeps the reason to itself
-            fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, why, sticky=False)
-        return found
-
     def heartbeat(self: Any, token: str, client_name: str, client_fqcn: str, fl_ctx: Any) -> bool:
-        why = refused(client_name, serials.get(client_name, 0))
+        why = refused(client_name)
         if why is None:
             return bool(lives(self, token, client_name, client_fqcn, fl_ctx))
         with self.lock:
@@ -88,7 +62,6 @@ def guard(known: Membership) -> None:
         return False
 
     identity_utils.IdentityVerifier.verify_common_name = verify_common_name
-    ClientManager.authenticated_client = authenticated_client
     ClientManager.heartbeat = heartbeat
 
 
@@ -114,26 +87,6 @@ def go_on() -> None:
     FederatedServer.process_job_failure = process_job_failure
 
 
-def log_refusals() -> None:
-    """Let a site's process log why the relay refused it, which the engine keeps to itself."""
-    from nvflare.private.fed import authenticator
-    from nvflare.private.fed.client import communicator
-
-    plain: Any = communicator.FLCommunicationError
-
-    class LoggedError(plain):
-        """The engine's error, logged if it is about membership."""
-
-        def __init__(self, *parts: Any) -> None:
-            super().__init__(*parts)
-            text = " ".join(str(part) for part in parts)
-            if "the certificate of" in text and (_REVOKED in text or _ENDED in text):
-                start = text.index("the certificate of")
-                log.error("the relay refuses this site: %s", text[start:].strip("'}\""))
-
-    communicator.FLCommunicationError = authenticator.FLCommunicationError = LoggedError
-
-
 def main() -> None:
     """Run the engine from the kit that it is started with."""
     from abps.sites.flare import job_process
@@ -145,8 +98,6 @@ def main() -> None:
     if engine == RELAY:
         guard(Membership(kit))
         go_on()
-    else:
-        log_refusals()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
 

@@ -7,14 +7,12 @@ end every site's own store and model. Nothing of it needs another machine or a c
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +29,8 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.flare import kits
-from abps.sites.flare.submit import COMPLETED, JobOutcome, JobTimeouts, connected, submit
+from abps.sites.flare.submit import COMPLETED, JobOutcome, connected, submit
+from abps.sites.protocol.commands import Timeouts
 
 #: Where a process of a network writes what it says, in its kit.
 OUTPUT = "out.log"
@@ -67,20 +66,14 @@ class Processes:
         self.port = port
         self.environment = environment or {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._starter = _one_thread()
 
     def kit(self, name: str) -> Path:
         """The kit of the relay or of a site."""
         return self.network.relay if name == RELAY else self.network.sites[name]
 
     def start(self, name: str, kit: Path | None = None) -> None:
-        """Start one participant; what it says goes into its kit.
-
-        In a thread: an interrupt cannot come between a process and our knowing of it.
-        """
-        self._starter.submit(self._start, name, kit or self.kit(name)).result()
-
-    def _start(self, name: str, kit: Path) -> None:
+        """Start one participant; what it says goes into its kit."""
+        kit = kit or self.kit(name)
         command, environment = kits.command(kit)
         with (kit / OUTPUT).open("ab") as out:
             self.running[name] = subprocess.Popen(
@@ -97,9 +90,8 @@ class Processes:
         until = time.monotonic() + seconds
         self.start(RELAY)
         while not self._listens():
-            self._alive(RELAY)
-            if time.monotonic() > until:
-                raise self._late(RELAY, f"the relay does not listen on port {self.port}", seconds)
+            late = f"the relay does not listen on port {self.port} after {seconds:.0f} s"
+            self._alive(RELAY, until, late)
             time.sleep(0.2)
         say("the relay listens")
         names = list(self.network.sites)
@@ -120,9 +112,8 @@ class Processes:
             waiting = [name for name in names if name not in seen]
             if not waiting:
                 return
-            self._alive(RELAY)
-            if time.monotonic() > until:
-                raise self._late(waiting[0], f"not connected: {', '.join(waiting)}", seconds)
+            late = f"not connected: {', '.join(waiting)} after {seconds:.0f} s"
+            self._alive(waiting[0], until, late)
             for name in waiting:
                 # The engine's process gives up if its machine is too busy to connect in time.
                 if name in self.running and self.running[name].poll() is not None:
@@ -143,10 +134,14 @@ class Processes:
         self.running.pop(name).wait()
 
     def stop(self, grace: float = GRACE) -> None:
-        """End everything that was started here: asked first, then at once."""
-        self._starter.shutdown(cancel_futures=True)
-        self._starter = _one_thread()
+        """End everything that was started here: asked first, then at once; also a process that an interrupt
+        came upon before we knew of it."""
         families = [process for name in self.running for process in self.family(name)]
+        ours = str(self.network.relay.parent.absolute())
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child not in families and any(word.startswith(ours) for word in child.cmdline()):
+                    families.append(child)
         if grace:
             _signal(families, signal.SIGTERM)
             _, families = psutil.wait_procs(families, timeout=grace)
@@ -165,25 +160,15 @@ class Processes:
             probe.settimeout(2.0)
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def _alive(self, name: str) -> None:
-        code = self.running[name].poll()
+    def _alive(self, name: str, until: float, what: str) -> None:
+        """Raise if the relay has ended, or if it is too late for somebody."""
+        code = self.running[RELAY].poll()
         if code is not None:
-            raise RequestError(f"{name} has ended with code {code}{self._last(name)}")
-
-    def _late(self, name: str, what: str, seconds: float) -> RequestError:
-        return RequestError(f"{what} after {seconds:.0f} s{self._last(name)}")
-
-    def _last(self, name: str) -> str:
-        lines = [line for line in self.log(name).splitlines() if line.strip()]
-        last = f"; its last words: {lines[-1].strip()[:200]}" if lines else ""
-        return f"{last} (see {self.kit(name) / OUTPUT})"
-
-
-def _one_thread() -> ThreadPoolExecutor:
-    """A thread that is there already: while one begins, nobody would wait for it after an interrupt."""
-    pool = ThreadPoolExecutor(1)
-    pool.submit(int).result()
-    return pool
+            name, what = RELAY, f"the relay has ended with code {code}"
+        if code is not None or time.monotonic() > until:
+            lines = [line for line in self.log(name).splitlines() if line.strip()]
+            last = f"; its last words: {lines[-1].strip()[:200]}" if lines else ""
+            raise RequestError(f"{what}{last} (see {self.kit(name) / OUTPUT})")
 
 
 def _signal(processes: Sequence[psutil.Process], number: int) -> None:
@@ -320,40 +305,17 @@ def is_prepared(out: Path) -> bool:
     return (out / AGREEMENT).is_file()  # it is written last
 
 
-def perform(out: Path, plan: RehearsalPlan, say: Say = lambda line: None) -> RehearsalResult:
-    """The job alone, for hospitals that were prepared in ``out`` and are started by somebody else."""
-    if not is_prepared(out):
-        raise RequestError(f"{out} was not prepared; do that first")
-    began = time.monotonic()
-    agreement = Agreement.from_json(json.loads((out / AGREEMENT).read_text(encoding="utf-8")))
-    sites = {path.stem: out / "kits" / path.stem for path in sorted((out / "tables").glob("*.parquet"))}
-    (operator,) = [path for path in (out / "kits").iterdir() if "@" in path.name]
-    network = kits.Network(out / "kits" / "relay", sites, operator, out / "kits" / "authority")
-    with own_home(out / "home"):
-        missing = sorted(sites)
-        while missing:
-            left = plan.seconds - (time.monotonic() - began)
-            if left <= 0:
-                names = ", ".join(missing)
-                raise RequestError(f"after {plan.seconds:g} s these are not connected: {names}")
-            with contextlib.suppress(RequestError):
-                missing = sorted(set(sites) - set(connected(operator)))
-            time.sleep(1.0)
-        say(f"connected: {', '.join(sorted(sites))}")
-        outcome = _job(network, agreement, left, say)
-    return RehearsalResult(network, agreement, outcome, {"job": round(time.monotonic() - began, 3)})
-
-
 def _job(network: kits.Network, agreement: Agreement, seconds: float, say: Say) -> JobOutcome:
-    statuses: list[str] = []
+    last = ""
 
     def progress(status: str) -> None:
-        if statuses[-1:] != [status]:
-            statuses.append(status)
+        nonlocal last
+        if status != last:
+            last = status
             say(status)
 
     # Generous, because all sites share this machine's cores.
-    timeouts = JobTimeouts(call=30.0, sign=30.0)
+    timeouts = Timeouts(call=30.0, sign=30.0)
     least = len(network.sites)
     outcome = submit(network.operator, agreement, agreement.rounds, least, timeouts, seconds, progress)
     if outcome.status != COMPLETED or outcome.report is None:

@@ -12,7 +12,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +47,18 @@ _REFUSED = (engine.AuthorizationError, engine.InvalidJobDefinition, engine.JobNo
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class JobTimeouts(Timeouts):
-    """Seconds of a job: the scheduler's, and one call between sites."""
-
-    call: float = 10.0
-
-    def scheduler(self) -> dict[str, float]:
-        """Those of the scheduler, as plain data."""
-        return {f.name: getattr(self, f.name) for f in fields(Timeouts)}
-
-
 class ABPSRecipe(CollabRecipe):
     """A job for the engine: some rounds of a study."""
 
     def __init__(
-        self, signed: SignedProposal, rounds: int = 1, min_sites: int = 2, timeouts: JobTimeouts | None = None
+        self, signed: SignedProposal, rounds: int = 1, min_sites: int = 2, timeouts: Timeouts | None = None
     ) -> None:
         """rounds: of this job; a site that was away can come back with the next one."""
-        timeouts = timeouts or JobTimeouts()
+        timeouts = timeouts or Timeouts()
         signed.proposal.agreement.config()  # what cannot be run is refused here, not at the sites
         super().__init__(
             job_name=f"abps-{signed.proposal.study}",
-            server=FlareScheduler(signed.text(), rounds, timeouts.scheduler()),
+            server=FlareScheduler(signed.text(), rounds, asdict(timeouts)),
             client=FlareSite(signed.text(), timeouts.call),
             min_clients=min_sites,
             sync_task_timeout=max(60.0, timeouts.talk),
@@ -150,7 +139,7 @@ def submit(
     agreement: Agreement,
     rounds: int,
     min_sites: int = 2,
-    timeouts: JobTimeouts | None = None,
+    timeouts: Timeouts | None = None,
     wait: float | None = None,
     progress: Progress = lambda status: None,
     members: Sequence[str] = (),

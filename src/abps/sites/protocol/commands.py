@@ -149,7 +149,7 @@ class Timeouts:
 
     poll: between two questions whether something is done.  grace: for the last sites, once enough are done.
     again: for a sign of life of a site that gave none before.
-    approval: for people at the sites to decide, before a job begins.
+    approval: for people at the sites to decide, before a job begins.  call: one call between two sites.
     """
 
     sign: float = 5.0
@@ -159,6 +159,7 @@ class Timeouts:
     grace: float = 300.0
     again: float = 1.0
     approval: float = 0.0
+    call: float = 10.0
 
 
 Answers = tuple[dict[str, Any], dict[str, Failure]]
