@@ -180,11 +180,10 @@ class FlareSite:
 
     def _ping(self) -> str:
         """Whether this site is ready for a round, or what else it is."""
-        if self._busy:
+        if self._busy():
             return str(SiteState.BUSY)
         return str(SiteState.READY if self._joined else SiteState.NEW)
 
-    @property
     def _busy(self) -> bool:
         return self._work is not None and self._work.is_alive()
 
@@ -197,7 +196,7 @@ class FlareSite:
     def _start(self, what: str, *arguments: Any) -> list[Any]:
         """Begin something that may take long, in a thread of its own."""
         command = Command(what)
-        if command not in LONG or self._busy:
+        if command not in LONG or self._busy():
             raise RequestError(f"{what!r} cannot be started now")
         work: Callable[..., Any] | None = self._open
         if command is not Command.OPEN:

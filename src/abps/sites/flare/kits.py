@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
 from nvflare.lighter.impl.cert import CertBuilder
 from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
@@ -123,6 +122,9 @@ class MemberCertificates(CertBuilder):
             return  # its kit was made before, and is not made again
         super()._build_write_cert_pair(participant, base_name, ctx)
 
+    def _validate_existing_root_validity(self) -> None:
+        """An authority that is there keeps the days that it has."""
+
     def finalize(self, project: Any, ctx: Any) -> None:
         """Write nothing before all kits are there (:func:`provision`)."""
 
@@ -157,7 +159,7 @@ def provision(
     for kit in kits.values():
         if kit.exists():
             raise RequestError(f"{kit} is no kit of a member of this network; move it away, and try again")
-    certificates = MemberCertificates(_root_days(known))
+    certificates = MemberCertificates(ROOT_DAYS)
     fresh = _build(authority, roles, port, certificates)
     try:
         for name, kit in kits.items():
@@ -217,14 +219,6 @@ def provisioned(operator: Path) -> tuple[str, ...]:
     """The sites that an operator's kit was provisioned with; none in kits of earlier versions."""
     path = Path(operator) / "local" / MEMBERS
     return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ()
-
-
-def _root_days(known: Mapping[str, Any]) -> int:
-    """Days of the authority's own certificate; an authority that is there keeps what it has."""
-    if not known:
-        return ROOT_DAYS
-    root = x509.load_pem_x509_certificate(str(known["root_cert"]).encode())
-    return (root.not_valid_after_utc - root.not_valid_before_utc).days
 
 
 def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
