@@ -1,4 +1,4 @@
-"""A package that floods: when it is imported at ``site-1``, it sends every peer a hundred megabytes.
+"""A package that floods: when it is imported at ``site-1``, it sends every peer more than a message may have.
 
 Everything else is the method of ``federated_mean``.
 """
@@ -14,7 +14,7 @@ from nvflare.collab import CollabCallError
 from abps.sites.flare.app import FlareSite
 
 #: What is sent, in bytes.
-SIZE = 100 << 20
+SIZE = 66 << 20
 
 for site in [each for each in gc.get_objects() if type(each) is FlareSite and hasattr(each, "_job")]:
     if site._job.site == "site-1":

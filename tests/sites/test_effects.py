@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import polars as pl
 import pytest
@@ -19,7 +15,6 @@ from abps.sites.protocol.commands import Timeouts
 from abps.statistics.newton import Fit
 
 from .network import close, open_site
-from .processes import LONG
 from .test_masking import Relay
 
 QUICK = Timeouts(poll=0.0)
@@ -55,27 +50,6 @@ def test_four_sites_arrive_at_the_pooled_fit_and_see_totals_alone(four, tmp_path
         np.testing.assert_allclose([e.estimate for e in result.effects], theirs.params, rtol=1e-6, atol=1e-8)
         assert result.taking_part == 4 and not result.hospitals and result.events > 0
     close(network)
-
-
-@pytest.mark.slow
-def test_real_processes_export_the_pooled_effects(tmp_path):
-    out = tmp_path / "rehearsal"
-    words = ["site", "rehearse", "--out", str(out), "--sites", "4", "--method", "regression", "--json"]
-    more = ["--set", "formula=age + sbp_mean", "--limit", str(LONG), "--model", "linear"]
-    done = subprocess.run(
-        [sys.executable, "-m", "abps", *words, *more], capture_output=True, text=True, timeout=2 * LONG
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout)
-    assert said["status"] == "FINISHED:COMPLETED"
-    tables = sorted(out.glob("**/*.parquet"))
-    theirs, _ = pooled(
-        [t for t in tables if "sbp_mean" in pl.read_parquet(t).columns], "died", ["age", "sbp_mean"]
-    )
-    for site in said["sites"]:
-        found = pl.read_csv(out / "sites" / site["site"] / "effects.csv")
-        np.testing.assert_allclose(found["estimate"], theirs.params, rtol=1e-6, atol=1e-8)
-        np.testing.assert_allclose(found["se"], theirs.bse, rtol=1e-6)
 
 
 def test_a_column_that_is_not_there_is_named_before_anything_is_sent(four):

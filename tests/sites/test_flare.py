@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
@@ -21,6 +22,7 @@ from abps.data.prepare import codebook
 from abps.engine.simulate import simulate
 from abps.methods.base import Context, with_derived
 from abps.models.learners import learner_for
+from abps.report.pages.site_page import site_report
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.proposal import Proposal, sign
@@ -33,6 +35,7 @@ from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit
 
 from .processes import LONG, Processes
+from .test_effects import pooled
 
 pytestmark = pytest.mark.slow
 
@@ -163,12 +166,27 @@ def test_masked_counts_masked_sums_and_accounts_between_processes(federation, fo
     assert all(np.array_equal(models[0], other) for other in models[1:])
 
 
+def test_real_processes_export_the_pooled_effects(federation, four, tmp_path):
+    columns = four.book(11, "own").numbers[:2]
+    settings = {"formula": " + ".join(columns), "secure": "yes"}
+    agreement = replace(four.agreement("regression", rounds=40, **settings), study="effects")
+    outcome = federation.run(agreement, 40)
+    assert outcome.status == "FINISHED:COMPLETED" and outcome.report["stopped_early"], outcome.report
+    theirs, _ = pooled(four.tables.values(), four.roles.label, columns)
+    for name in four.names:
+        with contextlib.closing(federation.store(name, "effects")) as store:
+            site_report(store, federation.site_file(name), tmp_path / name)
+        found = pl.read_csv(tmp_path / name / "effects.csv")
+        np.testing.assert_allclose(found["estimate"], theirs.params, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(found["se"], theirs.bse, rtol=1e-6)
+
+
 def test_what_is_too_long_is_refused_before_it_is_received(federation):
-    """One site sends a hundred megabytes to those that it talks to: they drop it piece by piece."""
+    """One site sends more than a message may have to those that it talks to: they drop it piece by piece."""
     agreement = replace(federation.given.agreement("flooding:FLOODING", rounds=1), study="flood")
     outcome = federation.run(agreement, 1)
     assert outcome.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
-    words = "dropped what came in the name of site-1: a message of 104858"
+    words = "dropped what came in the name of site-1: a message of 692060"
     told = {name: words in federation.log(name) for name in federation.given.names}
     assert not told.pop("site-1") and all(told.values())
 

@@ -23,6 +23,7 @@ from abps.engine.simulate import simulate
 from abps.fitted.folder import load_model
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
+from abps.sites.flare import kits
 from abps.sites.flare import rehearsal as on_one_machine
 from abps.sites.flare.rehearsal import RehearsalPlan
 from abps.sites.store.store import Store
@@ -158,26 +159,26 @@ def test_an_interrupt_while_a_process_starts_ends_it(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)
 
-    monkeypatch.setattr(on_one_machine.kits, "command", lambda kit: (["sleep", "60"], {}))
+    monkeypatch.setattr(on_one_machine.kits, "command", idle)
     monkeypatch.setattr(on_one_machine.subprocess, "Popen", Interrupted)
-    processes = on_one_machine.Processes(None, 0)
+    network = kits.Network(tmp_path / "relay", {"hospital": tmp_path}, tmp_path / "me", tmp_path / "all")
+    processes = on_one_machine.Processes(network, 0)
     with pytest.raises(KeyboardInterrupt), on_one_machine.running(processes):
-        processes.start("hospital", tmp_path)
+        processes.start("hospital")
     assert begun and not any(psutil.pid_exists(process.pid) for process in begun)
 
 
-@pytest.mark.slow
-def test_a_rehearsal_that_takes_too_long_says_so(tmp_path):
+def test_a_rehearsal_that_takes_too_long_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(on_one_machine.kits, "command", idle)
     out = tmp_path / "out"
-    done = subprocess.run(
-        command(out, "--sites", "3", "--limit", "2"),
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
-    assert done.returncode == 2 and " s" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr and not mine(out)
+    code, _, err = call(capsys, "site", "rehearse", "--out", out, "--sites", 3, "--limit", 8)
+    assert code == 2 and "the relay does not listen on port" in err and "Traceback" not in err
+    assert not mine(out)
+
+
+def idle(kit):
+    """A participant that does nothing."""
+    return [sys.executable, "-c", "import time; time.sleep(60)", str(kit)], dict(os.environ)
 
 
 def test_wrong_rehearsals(tmp_path, capsys):

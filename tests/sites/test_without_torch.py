@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = """
 import sys, tempfile
 from pathlib import Path
@@ -19,7 +17,7 @@ from abps.sites.protocol.commands import Timeouts
 {engine}
 folder = Path(tempfile.mkdtemp())
 given = hospitals(folder / "tables", 4, stays=400)
-agreement = given.agreement("abps-plus", rounds=9, secure="yes", model={model!r})
+agreement = given.agreement("abps-plus", rounds=9, secure="yes", model="gam")
 network = LoopbackNetwork()
 for name in given.names:
     open_site(given, name, agreement, folder, network)
@@ -31,10 +29,9 @@ print("done", len(report.rounds))
 """
 
 
-@pytest.mark.parametrize("model", ["gam", "linear"])
-def test_a_study_runs_without_pytorch(model):
+def test_a_study_runs_without_pytorch():
     tests = str(Path(__file__).parents[1])
     engine = "from abps.sites.flare import opening  # what a real process loads"
-    script = SCRIPT.format(tests=tests, model=model, engine=engine)
+    script = SCRIPT.format(tests=tests, engine=engine)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stdout.startswith("done"), done.stderr[-2000:]
