@@ -65,6 +65,21 @@ def test_kits_allow_our_classes_and_nothing_else(kits):
     assert stat.S_IMODE((kits / "authority").stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize(
+    "power", ["sys_info", "shutdown", "restart", "configure_site_log", "report_env", "cat", "download_job"]
+)
+def test_the_operator_can_neither_inspect_nor_stop_a_site_s_process(kits, power):
+    """The engine's own judge, with the rules in a site's kit."""
+    authz = pytest.importorskip("nvflare.fuel.sec.authz")
+    security = pytest.importorskip("nvflare.security.security")
+    operator = authz.Person("operator@federation.example", "abps", "project_admin")
+    for name, allowed in (("north", False), ("south", False), ("relay", power != "cat")):
+        rules = json.loads((kits / name / "local" / "authorization.json").read_text())
+        judge = security.FLAuthorizer("abps", rules)
+        assert judge.authorize(authz.AuthzContext(power, operator))[0] is allowed
+        assert judge.authorize(authz.AuthzContext("list_jobs", operator))[0] is True
+
+
 def test_more_sites_join_under_the_same_authority(kits, capsys):
     before = (kits / "north" / "startup" / "client.crt").read_bytes()
     root = (kits / "north" / "startup" / "rootCA.pem").read_bytes()

@@ -405,7 +405,8 @@ def test_a_withdrawal_cannot_be_cut_off_the_journal(four, network, home, capsys,
     )
 
 
-def test_an_expelled_operator_gets_nothing(four, tmp_path):
+@pytest.mark.parametrize("change", [{"rounds": 6}, {"members": ("site-1", "site-2", "site-3")}])
+def test_an_expelled_operator_gets_nothing(four, tmp_path, change):
     kits = pytest.importorskip("abps.sites.flare.kits")
     authority = pytest.importorskip("abps.sites.flare.authority")
     made = kits.provision(tmp_path / "kits", four.names, "localhost", 18996)
@@ -416,7 +417,7 @@ def test_an_expelled_operator_gets_nothing(four, tmp_path):
     assert opening(kit, study) == "done"
     stored = len(list((Path(own.store) / "proposals").glob("*.json")))
     authority.Authority(tmp_path / "kits").revoke(made.operator.name)
-    assert opening(kit, signed_study(four, made, rounds=6)) == "proposal"
+    assert opening(kit, study) == opening(kit, signed_study(four, made, **change)) == "proposal"
     assert len(list((Path(own.store) / "proposals").glob("*.json"))) == stored
 
 

@@ -18,6 +18,7 @@ from abps.sites.store.store import Store
 
 from .loopback import LoopbackNetwork
 from .network import LINEAR, close, open_site
+from .test_masking import Looking
 
 FLOOR = 10
 
@@ -57,6 +58,33 @@ def test_one_member_s_codebook_does_not_override_another_s_minimum_cell(six, tmp
     Scheduler(network, agreement, 12, Timeouts(poll=0.0)).run(given.names)
     weights = [abs(float(network.sites[name].models[0][k])) for name in given.names]
     assert (max(weights) > 1e-6) == counts, weights
+    close(network)
+
+
+@pytest.mark.parametrize(("patients", "intercepts"), [(4, "common"), (9, "fixed"), (60, "common")])
+def test_a_regression_s_exact_counts_are_in_totals_alone_and_a_small_total_ends_it(
+    six, tmp_path, patients, intercepts
+):
+    """A regression needs exact sums, also of levels that few patients of a site have. So no coordinator may
+    see a site's, and where all hospitals together have too few, the first total is the last."""
+    given = with_rare(six, tmp_path / "tables", patients)
+    settings = {"formula": "insurance", "intercepts": intercepts}
+    agreement = replace(study(given, "yes"), method="regression", rounds=12, settings=settings)
+    with pytest.raises(RequestError, match="exact counts of single sites"):
+        replace(agreement, settings={**settings, "secure": "no"}).config()
+    network = Looking()
+    for name in given.names:
+        open_site(given, name, agreement, tmp_path, network)
+    report = Scheduler(network, agreement, 12, Timeouts(poll=0.0)).run(given.names)
+    masked = {name: np.frombuffer(each, "<u8") for what, name, each in network.seen if what == "sum_masked"}
+    assert set(masked) == set(given.names)
+    for name, added in network.taken.items():  # of the last exchange
+        plain = np.rint(added * 2.0**20).astype(np.int64).view(np.uint64)
+        assert not np.any(masked[name][:-1] == plain)
+    for site in network.sites.values():
+        assert not any(e.kind == "upload" and e.peer != "server" for e in site.store.traffic())
+        refused = site.context.state.refused
+        assert ("minimum cell" in refused and len(report.rounds) == 1) == (patients < FLOOR), refused
     close(network)
 
 

@@ -181,6 +181,8 @@ def _between_sites(name: str, method: Method) -> CoordinatedMethod:
         why = "it is a rival for simulations"
     if method.budget is not None:
         why = "the byte budget is for simulations; every site's policy limits its own bytes"
+    if isinstance(method, Regression) and not method.privacy.secure:
+        why = "a coordinator would see exact counts of single sites; leave secure=no out"
     if isinstance(method, StarMethod) and method.participation < 1:
         why = "participation is for simulations; leave it out"
     if isinstance(method, CoordinatedMethod) and not why:
