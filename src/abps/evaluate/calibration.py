@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2, norm
+from scipy.special import chdtrc, ndtri
 
 Floats = NDArray[np.float64]
 
@@ -122,7 +122,7 @@ def calibration(probability: Floats, y: Floats) -> Calibration:
 
 
 def _estimate(value: float, variance: float) -> Estimate:
-    half = float(norm.ppf(0.975)) * float(np.sqrt(variance))
+    half = float(ndtri(0.975)) * float(np.sqrt(variance))
     return Estimate(float(value), float(value) - half, float(value) + half)
 
 
@@ -147,7 +147,7 @@ def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Calibratio
     grid = np.linspace(least, most, points)
     basis = _with_one(grid, knots)
     middle = basis @ fit.coefficients
-    half = norm.ppf(0.975) * np.sqrt(np.einsum("ij,jk,ik->i", basis, fit.covariance, basis))
+    half = ndtri(0.975) * np.sqrt(np.einsum("ij,jk,ik->i", basis, fit.covariance, basis))
     distance = np.abs(expit(_with_one(predicted, knots) @ fit.coefficients) - p)
     return CalibrationCurve(
         expit(grid),
@@ -196,10 +196,10 @@ def recalibration(probability: Floats, y: Floats, level: float = 0.05) -> Recali
     as_it_is = deviance(predicted, y)
     both = fit_logistic(np.column_stack([one, predicted]), y) if np.ptp(predicted) > 0 else None
     if both is None or not both.converged or both.coefficients[1] <= 0:
-        return shift if chi2.sf(as_it_is - large.deviance, 1) < level else Recalibration()
-    if chi2.sf(as_it_is - both.deviance, 2) >= level:
+        return shift if chdtrc(1, max(0.0, as_it_is - large.deviance)) < level else Recalibration()
+    if chdtrc(2, max(0.0, as_it_is - both.deviance)) >= level:
         return Recalibration()
-    if chi2.sf(large.deviance - both.deviance, 1) >= level:
+    if chdtrc(1, max(0.0, large.deviance - both.deviance)) >= level:
         return shift
     return Recalibration(float(both.coefficients[0]), float(both.coefficients[1]), "intercept and slope")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from abps.evaluate.paired import ScoredRows, auroc_values, paired_cells
 
@@ -57,7 +57,7 @@ def area(scores: Floats, y: Floats, level: float = 0.95, fold: NDArray[np.int64]
     if value in (0.0, 1.0) or min(events, others) == 1:
         away = 1.0 - ((1.0 - level) / 2) ** (1.0 / min(events, others))
         return Area(value, max(0.0, value - away), min(1.0, value + away), events, others)
-    z, variance = float(norm.ppf(0.5 + level / 2)), float(cells.variance[0])
+    z, variance = float(ndtri(0.5 + level / 2)), float(cells.variance[0])
     middle, half = math.log(value / (1 - value)), z * math.sqrt(variance) / (value * (1 - value))
     return Area(value, _expit(middle - half), _expit(middle + half), events, others)
 

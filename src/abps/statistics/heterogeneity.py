@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import interpolate, optimize, stats
+from scipy.special import chdtrc, chdtri, stdtrit
 
 from abps.statistics.families import CanonicalGLM, Floats, HospitalRows, Likelihood
 
@@ -85,12 +85,12 @@ def random_effects(
     total, first, second = sums
     mean = first / total
     se = float(np.sqrt(max(second - first * mean, 0.0) / ((k - 1) * total)))
-    half = float(stats.t.ppf(0.975, k - 1)) * se
-    wide = float(stats.t.ppf(0.975, k - 2) * np.sqrt(tau2 + 1.0 / total)) if k > 2 else float("nan")
+    half = float(stdtrit(k - 1, 0.975)) * se
+    wide = float(stdtrit(k - 2, 0.975) * np.sqrt(tau2 + 1.0 / total)) if k > 2 else float("nan")
     typical = (k - 1) * w / (w**2 - w2)
     return EffectHeterogeneity(
         k, float(mean), se, mean - half, mean + half, mean - wide, mean + wide, float(tau2),
-        float(tau2 / (tau2 + typical)), float(q), float(stats.chi2.sf(q, k - 1)), None, method,
+        float(tau2 / (tau2 + typical)), float(q), float(chdtrc(k - 1, q)), None, method,
     )  # fmt: skip
 
 
@@ -164,9 +164,12 @@ def likelihood_summary(at: Floats, profiles: Floats, start: tuple[float, float])
     at: (points,) values of the effect; profiles: (hospitals, points) log-likelihoods there; start: mean and
     deviation to begin with.
     """
+    from scipy import interpolate, optimize  # 20 MB, which a hospital's process does not need
+
     curve = interpolate.CubicSpline(at, profiles - profiles.max(axis=1, keepdims=True), axis=1)
     nodes = np.linspace(-5.0, 5.0, 161)  # close enough for a hospital that is surer than hospitals differ
-    weights = stats.norm.pdf(nodes) / stats.norm.pdf(nodes).sum()
+    weights = np.exp(-(nodes**2) / 2.0)
+    weights /= weights.sum()
 
     def loss(mean: float, log_tau: float) -> float:
         where = np.clip(mean + np.exp(log_tau) * nodes, at[0], at[-1])
@@ -184,7 +187,7 @@ def likelihood_summary(at: Floats, profiles: Floats, start: tuple[float, float])
     reach = max(4.0 * start[1], 4.0 * unit)
     inside = (max(at[0], start[0] - reach), min(at[-1], start[0] + reach))
     best = optimize.minimize_scalar(lambda m: profile(m)[0], bounds=inside, method="bounded")
-    half = stats.chi2.ppf(0.95, 1) / 2.0
+    half = chdtri(1, 0.05) / 2.0
 
     def beyond(mean: float) -> float:
         return profile(mean)[0] - float(best.fun) - half

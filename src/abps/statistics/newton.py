@@ -523,7 +523,7 @@ class _Fitting:
         ]
         statistic, freedom = found.last[start + 5 * p : start + 5 * p + 2]
         freedom = max(round(freedom) - p, 1)
-        equal = float(statistic / phi), freedom, float(chdtrc(freedom, statistic / phi))
+        equal = float(statistic / phi), freedom, float(chdtrc(freedom, max(0.0, statistic / phi)))
         return tuple(made), equal
 
 
