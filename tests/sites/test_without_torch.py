@@ -1,4 +1,4 @@
-"""A site's whole part in a study of the flagship needs no PyTorch: its process stays small."""
+"""A study of the flagship needs no PyTorch, scipy.stats or scikit-learn at a site: its process stays small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ for name in given.names:
     open_site(given, name, agreement, folder, network)
 report = Scheduler(network, agreement, 9, Timeouts(poll=0.0)).run(given.names)
 assert report.rounds and all(abs(site.models).max() > 0 for site in network.sites.values())
-assert "torch" not in sys.modules
+large = ("torch", "scipy.stats", "scipy.optimize", "sklearn", "duckdb", "matplotlib", "pandas")
+assert not [name for name in large if name in sys.modules]
 close(network)
 print("done", len(report.rounds))
 """
