@@ -1,4 +1,4 @@
-"""A study of the flagship needs no PyTorch, scipy.stats or scikit-learn at a site: its process stays small."""
+"""A study of the flagship needs no PyTorch or scipy.stats at a site: its process stays small."""
 
 from __future__ import annotations
 
