@@ -499,13 +499,13 @@ def harmonise(
     emit(as_json, summary, *(said or ["all columns fit"]), *maps.as_toml(entries).splitlines())
 
 
-ToSend = Annotated[Path | None, typer.Option("--out", help="Copy the files to send into this folder.")]
+_SEND = typer.Option(help="Copy the files to send into this folder.")
 
 
 def take_in(
     kit: Kit,
     brought: Annotated[list[Path], typer.Argument(help="Files that the operator or other sites wrote.")],
-    out: ToSend = None,
+    out: Annotated[Path | None, _SEND] = None,
     as_json: options.Json = False,
 ) -> None:
     """Take files in, and go on as far as they allow. The same file twice changes nothing.
@@ -525,7 +525,9 @@ def take_in(
         raise RequestError("; ".join(wrong))
 
 
-def write_out(kit: Kit, out: ToSend = None, study: Study = None, as_json: options.Json = False) -> None:
+def write_out(
+    kit: Kit, out: Annotated[Path, _SEND], study: Study = None, as_json: options.Json = False
+) -> None:
     """Write what this site must send now. Until others' files are taken it is the same.
 
     Example: abps site courier out north --out to-send

@@ -10,7 +10,7 @@ from typing import Any
 
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.steps import MembersMissing, run_step, run_with_approval
+from abps.sites.coordinator.steps import MembersMissing, open_sites, run_step
 from abps.sites.node.measuring import MEASURE, Tally, measuring_context
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, Failure, SiteLine, Timeouts
@@ -22,7 +22,7 @@ class MaskedRelay:
 
     def __init__(self, line: SiteLine, context: str, roster: Sequence[str], timeouts: Timeouts) -> None:
         """context: what the sums are for; they fit no other."""
-        self._line, self._timeouts, self._context = line, timeouts, context
+        self.line, self.timeouts, self._context = line, timeouts, context
         self.roster = tuple(roster)
         self.ready: frozenset[str] = frozenset()  # sites that know the others' keys
 
@@ -40,7 +40,7 @@ class MaskedRelay:
         return masked_total(self._ask, self._context, round, self.roster, there, entries)
 
     def _ask(self, sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
-        return self._line.ask(sites, command, *arguments, seconds=self._timeouts.talk)
+        return self.line.ask(sites, command, *arguments, seconds=self.timeouts.talk)
 
 
 def measure(
@@ -53,10 +53,9 @@ def measure(
     notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
 ) -> dict[str, Any]:
     """The relay's part: what the study lacks, as sites know it from an earlier job, or counted now."""
-    _, why = run_with_approval(
-        line, sorted(members), timeouts.work, timeouts, Command.OPEN, [MEASURE],
-        notice=lambda waiting: notice(0, Command.OPEN, waiting),
-    )  # fmt: skip
+    why = open_sites(
+        line, sorted(members), timeouts, [MEASURE], notice=lambda waiting: notice(0, Command.OPEN, waiting)
+    )
     there = [name for name in sorted(members) if name not in why]
     replies, failed = line.ask(there, Command.MEASURE, seconds=timeouts.talk)
     mine = agreement.digest()
@@ -68,22 +67,16 @@ def measure(
     for name, reason in sorted(why.items()):
         log(f"{name} does not count: {reason}")
     rows = {name: count for name, (count, _) in facts.items()}
+    relay = MaskedRelay(line, measuring_context(agreement, job), members, timeouts)
     try:
-        return _counted(line, agreement, members, rows, timeouts, job, log)
+        return _counted(relay, agreement, rows, log)
     except SumError as error:
         raise MembersMissing(f"the common scales could not be counted ({error}); submit again") from error
 
 
 def _counted(
-    line: SiteLine,
-    agreement: Agreement,
-    members: Sequence[str],
-    rows: Mapping[str, int],
-    timeouts: Timeouts,
-    job: str,
-    log: Callable[[str], None],
+    relay: MaskedRelay, agreement: Agreement, rows: Mapping[str, int], log: Callable[[str], None]
 ) -> dict[str, Any]:
-    relay = MaskedRelay(line, measuring_context(agreement, job), members, timeouts)
     why = relay.introduce(sorted(rows))
     names = tuple(name for name in sorted(rows) if name not in why)
     tally = Tally(agreement)
@@ -98,7 +91,9 @@ def _counted(
         columns = total.reshape(tally.columns, -1)
         if (columns < -tally.doubt() - 0.5).any() or (columns.sum(axis=1) > most).any():
             raise SumError("a total is more than all rows, or less than none: a site adds what it has not")
-        run_step(line, names, timeouts.talk, timeouts, Command.SUM_TOTAL, number, found.data)
+        run_step(
+            relay.line, names, relay.timeouts.talk, relay.timeouts, Command.SUM_TOTAL, number, found.data
+        )
         tally.take(total, names)
     log(f"common scales of {tally.columns} columns, counted under masks by {len(names)} sites")
     return tally.result()

@@ -25,7 +25,7 @@ from abps.privacy.secure_sum import SumError
 from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.masked import MaskedRelay
-from abps.sites.coordinator.steps import MembersMissing, enough, run_step, run_with_approval
+from abps.sites.coordinator.steps import MembersMissing, enough, open_sites, run_step
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import (
     Answers,
@@ -176,9 +176,9 @@ class Scheduler:
     def _gather(self) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
         """The sites that are there and agree; and why others are not."""
         roster = self._roster
-        _, failures = run_with_approval(
-            self.line, roster, self.timeouts.work, self.timeouts, Command.OPEN,
-            *self._open_arguments, notice=lambda waiting: self.notice(self._at, Command.OPEN, waiting),
+        failures = open_sites(
+            self.line, roster, self.timeouts, *self._open_arguments,
+            notice=lambda waiting: self.notice(self._at, Command.OPEN, waiting),
         )  # fmt: skip
         ready, unfit = self._greet([name for name in roster if name not in failures])
         failures |= unfit

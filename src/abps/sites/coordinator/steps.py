@@ -24,31 +24,25 @@ class MembersMissing(RequestError):
     """The study waits for members without whom there is no sum: submit again when they are there."""
 
 
-def run_with_approval(
-    line: SiteLine,
-    sites: Sequence[str],
-    limit: float,
-    timeouts: Timeouts,
-    command: Command,
-    *arguments: Any,
-    notice: Notice = lambda waiting: None,
-) -> Answers:
-    """Run a command that people at the sites have to allow: sites without a decision are asked again until
-    the time for approval is over."""
+def open_sites(
+    line: SiteLine, sites: Sequence[str], timeouts: Timeouts, *arguments: Any, notice: Notice
+) -> dict[str, Failure]:
+    """Let sites open their part, which people there have to allow: sites without a decision are asked again
+    until the time for approval is over. Returns who has not, and why."""
     until = line.now() + timeouts.approval
-    done: dict[str, Any] = {}
     failed: dict[str, Failure] = {}
     waiting = list(sites)
     # A process that has just begun is slow to answer: its first sign of life may take as long as talk; but no
     # longer than anybody is waited for.
     sign = min(timeouts.talk, max(timeouts.sign, timeouts.grace))
     while True:
-        more, why = run_step(line, waiting, limit, timeouts, command, *arguments, sign=sign, notice=notice)
-        done |= more
+        _, why = run_step(
+            line, waiting, timeouts.work, timeouts, Command.OPEN, *arguments, sign=sign, notice=notice
+        )
         failed = {name: each for name, each in failed.items() if name not in waiting} | why
         waiting = [name for name, each in why.items() if each.code is DeclineCode.APPROVAL]
         if not waiting or line.now() >= until:
-            return done, failed
+            return failed
         notice(waiting)
         line.pause(PAUSE)
 
