@@ -7,7 +7,8 @@ content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,6 +57,13 @@ class Limits:
     per_round: int = 500
     said: int = 1 << 22
     refusals: int = 10
+
+
+def capped_rows(reported: Mapping[str, int]) -> dict[str, int]:
+    """The training rows that count, by center: rows weigh in averages, and nobody can check what a center
+    says of its own."""
+    most = int(Limits().rows * statistics.median(reported.values()))
+    return {name: min(rows, most) for name, rows in reported.items()}
 
 
 #: The number by which a peer's messages must name their sender.

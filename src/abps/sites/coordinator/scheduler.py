@@ -38,7 +38,7 @@ from abps.sites.protocol.commands import (
     Timeouts,
 )
 from abps.wire import messages
-from abps.wire.admission import Limits
+from abps.wire.admission import capped_rows
 from abps.wire.number_lists import MOST
 
 #: How many members are tried as the coordinator of an exchange.
@@ -150,11 +150,8 @@ class Scheduler:
                 f"the study {self.agreement.study!r} has had its {min(first - 1, self.agreement.rounds)} "
                 "rounds; nothing is left to do"
             )
-        reported = {name: int(facts["rows"]) for name, facts in ready.items()}
-        # Rows weigh in averages, and nobody can check what a site says of its own.
-        most = int(Limits().rows * float(np.median(list(reported.values()))))
-        sizes = {name: min(rows, most) for name, rows in reported.items()}
-        arguments = (there, first, sizes, list(messages.VERSION))
+        rows = capped_rows({name: int(facts["rows"]) for name, facts in ready.items()})
+        arguments = (there, first, rows, list(messages.VERSION))
         joined, absent = self.line.ask(sorted(ready), Command.JOIN, *arguments, seconds=self.timeouts.sign)
         left_out |= absent
         if self.method.privacy.secure:

@@ -43,7 +43,7 @@ from abps.sites.protocol.masking import SumSteps
 from abps.sites.store.rows import EntryKind
 from abps.sites.store.store import Store
 from abps.wire import messages
-from abps.wire.admission import Limits
+from abps.wire.admission import capped_rows
 
 T = TypeVar("T")
 
@@ -243,9 +243,7 @@ class Courier:
             self._hello(int(site.context.data.train.sizes[0]), site.exchanges.log_sum)
             if not self.place():
                 return
-            reported = {name: each.rows for name, each in self._letters(0).items()}
-            most = int(Limits().rows * float(np.median(list(reported.values()))))
-            rows = {name: min(each, most) for name, each in reported.items()}
+            rows = capped_rows({name: each.rows for name, each in self._letters(0).items()})
             if not self._finished(site):
                 site.join(self.members, site.store.round + 1, rows, list(messages.VERSION))
             while not self._finished(site):
