@@ -2,7 +2,9 @@
 
 Provisions networks of several sizes on the loopback address (mutual TLS, one process per participant), runs a
 whole study of the flagship under masked sums on each, and adds a row per network to a CSV file. Wall-clock
-seconds depend on what else the machine does (``load``: processes that wanted a core), processor seconds less.
+seconds depend on what else the machine does (``load``: processes that wanted a core), processor seconds
+less: those of a round are of all processes together, the difference between a whole study and one that is
+ended after its second round.
 
     python benchmarks/site_scale.py --sites 8,16 --csv benchmarks/results/sites.csv
 """
@@ -18,10 +20,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from abps.sites.consent.agreement import Agreement
 from abps.sites.flare.rehearsal import Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.flare.submit import submit
 from abps.sites.protocol.commands import Timeouts
@@ -37,63 +41,70 @@ def measure(folder: Path, plan: RehearsalPlan) -> dict[str, float]:
         began = time.monotonic()
         processes.start_all(LONG)
         startup = time.monotonic() - began
-        with _watching(processes) as peak:
-            began = time.monotonic()
-            # Generous, because all sites share this machine's cores.
-            waits = Timeouts(call=120, sign=120)
-            done = submit(network.operator, agreement, plan.rounds, plan.sites, waits, LONG)
-            study = time.monotonic() - began
-    if done.report is None or done.status != "FINISHED:COMPLETED":
-        raise SystemExit(f"{plan.sites} sites: the job ended as {done.status}")
-    rounds = done.report["rounds"]
-    for r in rounds:
-        if len(r["present"]) != plan.sites or r["missing"]:
-            raise SystemExit(f"{plan.sites} sites: round {r['round']} went without {r['missing']}")
-    seconds = [r["seconds"] for r in rounds]
+        study, seconds, rounds, memory, used = _job(processes, agreement, plan.rounds)
+        *_, short, _, less = _job(processes, replace(agreement, study="short"), 2)
     return {
-        "sites": plan.sites, "rounds": len(rounds), "startup s": startup, "study s": study,
-        "median round s": statistics.median(seconds), "fastest round s": min(seconds), **peak,
-        "kB per site": done.report["bytes"] / plan.sites / 1e3, "load": os.getloadavg()[0],
+        "sites": plan.sites, "rounds": rounds, "startup s": startup, "study s": study,
+        "median round s": statistics.median(seconds), "fastest round s": min(seconds), **memory,
+        "CPU s of a study": used, "CPU s of a round": (used - less) / (rounds - short),
+        "load": os.getloadavg()[0],
     }  # fmt: skip
 
 
+def _job(
+    processes: Processes, agreement: Agreement, most: int
+) -> tuple[float, list[float], int, dict[str, float], float]:
+    """Run a job: its seconds, those of its rounds, their number, MB of processes, processor seconds."""
+    count = len(processes.network.sites)
+    with _watching(processes) as (memory, used):
+        began = time.monotonic()
+        # Generous, because all sites share this machine's cores.
+        waits = Timeouts(call=120, sign=120)
+        done = submit(processes.network.operator, agreement, most, count, waits, LONG)
+        took = time.monotonic() - began
+    if done.report is None or done.status != "FINISHED:COMPLETED":
+        raise SystemExit(f"{count} sites: the job ended as {done.status}")
+    for r in done.report["rounds"]:
+        if len(r["present"]) != count or r["missing"]:
+            raise SystemExit(f"{count} sites: round {r['round']} went without {r['missing']}")
+    seconds = [r["seconds"] for r in done.report["rounds"]]
+    return took, seconds, len(seconds), dict(memory), sum(used.values())
+
+
 @contextlib.contextmanager
-def _watching(processes: Processes) -> Iterator[dict[str, float]]:
-    """The largest resident memory (MB) of a site's two processes, and processor seconds: of all job processes
-    at the sites, which includes their imports, and of the relay's."""
+def _watching(processes: Processes) -> Iterator[tuple[dict[str, float], dict[int, float]]]:
+    """The largest resident memory (MB) of a site's two processes, and processor seconds since the beginning,
+    by process: of all sites and the relay, with what job processes import."""
     memory = {"MB site": 0.0, "MB job": 0.0}
-    used: dict[tuple[str, int], float] = {}
-    peak: dict[str, float] = {}
+    used: dict[int, float] = {}
+    before: dict[int, float] = {}
     stop = threading.Event()
 
     def look() -> None:
-        while not stop.wait(0.5):
-            for name in processes.running:
+        for name in list(processes.running):
+            for child, process in enumerate(processes.family(name)):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    for child, process in enumerate(processes.family(name)):
-                        spent = process.cpu_times()
-                        used[name, process.pid] = spent.user + spent.system
-                        if name in processes.network.sites:
-                            what = "MB job" if child else "MB site"
-                            memory[what] = max(memory[what], process.memory_info().rss / 1e6)
+                    spent = process.cpu_times()
+                    total = spent.user + spent.system
+                    used[process.pid] = total - before.get(process.pid, 0.0)
+                    if name in processes.network.sites:
+                        what = "MB job" if child else "MB site"
+                        memory[what] = max(memory[what], process.memory_info().rss / 1e6)
 
-    watcher = threading.Thread(target=look)
+    def watch() -> None:
+        while not stop.wait(0.5):
+            look()
+
+    look()
+    before.update(used)  # who was there before
+    used.clear()
+    watcher = threading.Thread(target=watch)
     watcher.start()
-    before = {}
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for name, process in processes.running.items():
-            spent = psutil.Process(process.pid).cpu_times()
-            before[name, process.pid] = spent.user + spent.system
     try:
-        yield peak
+        yield memory, used
     finally:
         stop.set()
         watcher.join()
-        sites = processes.network.sites
-        cost = {key: seconds - before.get(key, 0.0) for key, seconds in used.items()}
-        total = sum(seconds for (name, _), seconds in cost.items() if name in sites)
-        relay = sum(seconds for (name, _), seconds in cost.items() if name not in sites)
-        peak.update(memory | {"CPU s per site": total / len(sites), "CPU s relay": relay})
 
 
 def main() -> None:
