@@ -1,6 +1,6 @@
 """How often intervals hold the truth, and how often claims are false, in worlds whose truth is known.
 
-    python benchmarks/inference_coverage.py --csv coverage.csv     # all worlds, about twenty minutes
+    python benchmarks/inference_coverage.py --csv coverage.csv     # all worlds, about half an hour
     python benchmarks/inference_coverage.py --worlds "null;lda null" --draws 300
 
 Every world makes patients, trains or perturbs models in five folds and several repeats, and hands the rows'
@@ -28,7 +28,7 @@ import numpy as np
 from scipy.special import expit, ndtr, ndtri
 
 from abps.core import streams
-from abps.evaluate.hospitals import POWERS, hospital_gains
+from abps.evaluate.hospitals import hospital_gains
 from abps.evaluate.inference import Scope, average_gain, fold_inflation
 from abps.evaluate.paired import ScoredRows, auroc_values, paired_cells
 from abps.evaluate.verdicts import HospitalVerdict, alpha_at_look, hospital_verdicts
@@ -345,25 +345,18 @@ def draw(rng, world):
     return Draw(rows, *made)
 
 
-#: Procedures that are held against each other on the same draws: powers of 1/events that the spread between
-#: hospitals may grow with.
-PROCEDURES = {"one spread for all": (0.0,), "now": POWERS}
-
-
 def studied(world, draws, seed):
-    """By procedure: coverage, false positives and calibration of one world from simulated studies."""
+    """Coverage, false positives and calibration of one world from simulated studies."""
     rng = streams.generator(seed, "generate", center=streams.center_id(world.name))
     names = ("these", "like", "next", "called", "width", "up", "gained", "words", "right", "expected")
-    found = {procedure: {name: [] for name in names} for procedure in PROCEDURES}
+    found = {name: [] for name in names}
     inflation = fold_inflation(FOLDS)
     for _ in range(draws):
         study = draw(rng, world)
         cells = paired_cells(study.rows, auroc_values(study.rows, {"a": study.a, "b": study.b}), "a", "b")
         gain = average_gain(cells, inflation)
-        for procedure, powers in PROCEDURES.items():
-            each = hospital_gains(cells, inflation, gain.runs, powers)
-            note(found[procedure], study, cells, gain, each)
-    return {procedure: summary(world, seen) for procedure, seen in found.items()}
+        note(found, study, cells, gain, hospital_gains(cells, inflation, gain.runs))
+    return summary(world, found)
 
 
 def note(found, study, cells, gain, each):
@@ -418,16 +411,6 @@ def summary(world, found):
 TENTHS = ("up", "gained", "count")
 
 
-def calibration(rows):
-    """Over all worlds: by tenths of P(gain), what was said and how often it was so."""
-    said, seen, count = (np.sum([row[name] for row in rows], axis=0) for name in TENTHS)
-    return [
-        {"said": float(s / n), "seen": float(g / n), "hospitals": int(n)}
-        for s, g, n in zip(said, seen, count)
-        if n
-    ]
-
-
 def looked(draws, seed, counts=(1, 2, 3, 5)):
     """How often a study without a true gain is called a difference at any of several looks."""
     rng = streams.generator(seed, "generate", center=streams.center_id("looks"))
@@ -462,58 +445,39 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def table(path):
-    """Stored results as Markdown, both procedures side by side; per cent but for widths and draws."""
+def stored_rows(path):
+    """Stored results, one per world, in the worlds' order."""
     with path.open(newline="") as file:
-        stored = {(line["procedure"], line["world"]): line for line in csv.DictReader(file)}
-    head = (
-        "world",
-        "studies",
-        "these",
-        "like these",
-        "found",
-        "next",
-        "width",
-        "clear",
-        "false",
-        "on average",
-    )
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for world in WORLDS:
-        if ("now", world.name) not in stored:
-            continue
-        pair = [stored[procedure, world.name] for procedure in PROCEDURES]
+        stored = {line["world"]: line for line in csv.DictReader(file)}
+    return [stored[world.name] for world in WORLDS if world.name in stored]
 
-        def both(name, form="{:.0f}", scale=100, pair=pair):
-            return " → ".join(form.format(scale * float(each[name])) for each in pair)
 
-        now = pair[1]
-
-        cells = [
-            world.name,
-            now["draws"],
-            *(f"{100 * float(now[k]):.0f}" for k in ("these", "like", "called")),
-        ]
-        cells += [both("next"), both("next_width", "{:.2f}", 1), both("claims")]
-        cells += [both(name, "{:.1f}") for name in ("false_claims", "false_on_average")]
+def table(path):
+    """Stored results as Markdown; per cent but for widths and draws."""
+    head = "| world | studies | these | like these | found | next | width | clear | false | on average |"
+    lines = [head, "|---" * 10 + "|"]
+    for line in stored_rows(path):
+        cells = [line["world"], line["draws"]]
+        cells += [f"{100 * float(line[name]):.0f}" for name in ("these", "like", "called", "next")]
+        cells += [f"{float(line['next_width']):.2f}", f"{100 * float(line['claims']):.0f}"]
+        cells += [f"{100 * float(line[name]):.1f}" for name in ("false_claims", "false_on_average")]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def said_and_seen(path):
     """P(gain) by tenths over all stored worlds, said and seen, as two lines of Markdown."""
-    with path.open(newline="") as file:
-        rows = [line for line in csv.DictReader(file) if line["procedure"] == "now"]
+    rows = stored_rows(path)
     sums = {w: [sum(float(line[f"{w}_{k}"]) for line in rows) for k in range(10)] for w in TENTHS}
     shares = {w: [f"{v / max(n, 1):.2f}" for v, n in zip(sums[w], sums["count"])] for w in ("up", "gained")}
     return [f"| {word} | {' | '.join(shares[w])} |" for word, w in (("said", "up"), ("seen", "gained"))]
 
 
 def main() -> None:
-    """The tables of docs/statistics.md; ``--csv`` adds a line per world and procedure to a file."""
+    """The tables of docs/statistics.md; ``--csv`` adds a line per world to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--draws", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=2027)
+    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=2029)
     parser.add_argument("--worlds", help="names, separated by semicolons; 'looks' for repeated looks")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--table", type=Path, help="print the tables of stored results, and stop")
@@ -522,29 +486,19 @@ def main() -> None:
         print(*table(options.table), "", *said_and_seen(options.table), sep="\n")
         return
     wanted = options.worlds.split(";") if options.worlds else [*(w.name for w in WORLDS), "looks"]
-    rows = {procedure: [] for procedure in PROCEDURES}
-    head = ["procedure", "world", "draws", "seed", *COLUMNS, *(f"{w}_{k}" for w in TENTHS for k in range(10))]
+    head = ["world", "draws", "seed", *COLUMNS, *(f"{w}_{k}" for w in TENTHS for k in range(10))]
     lines = [] if options.csv is None or options.csv.exists() else [head]
     for world in WORLDS:
         if world.name not in wanted:
             continue
-        for procedure, row in studied(world, options.draws, options.seed).items():
-            rows[procedure].append(row)
-            numbers = [
-                round(v, 5) for v in [*(row[c] for c in COLUMNS), *(v for w in TENTHS for v in row[w])]
-            ]
-            lines.append([procedure, world.name, options.draws, options.seed, *numbers])
-            print(f"{procedure}: {world.name}", *(f"{name} {row[name]:.3f}" for name in COLUMNS), flush=True)
+        row = studied(world, options.draws, options.seed)
+        numbers = [round(v, 5) for v in [*(row[c] for c in COLUMNS), *(v for w in TENTHS for v in row[w])]]
+        lines.append([world.name, options.draws, options.seed, *numbers])
+        print(world.name, *(f"{name} {row[name]:.3f}" for name in COLUMNS), flush=True)
         if options.csv is not None:
             with options.csv.open("a", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows(lines)
             lines = []
-    for procedure, found in rows.items():
-        claimed = sum(row["claimed"] for row in found)
-        false = sum(row["claimed"] * row["false_claims"] for row in found) / max(claimed, 1)
-        print(f"{procedure}: false among {claimed} claims: {100 * false:.1f} %")
-        for entry in calibration(found):
-            print("| {said:.2f} | {seen:.2f} | {hospitals} |".format(**entry))
     if "looks" in wanted:
         print(looked(options.draws, options.seed))
 

@@ -136,7 +136,6 @@ def made_clinical(seed: int) -> dict:
     def level() -> dict:
         return {"expected": 12.3, "in_the_large": interval(), "slope": interval()}
 
-    shares = ("called", "sensitivity", "specificity", "positive_value", "negative_value")
     thresholds = (np.arange(1, 51) / 100).tolist()
     return {
         "rows": 900,
@@ -153,15 +152,9 @@ def made_clinical(seed: int) -> dict:
             }
             for name in CENTERS
         },
-        "curve": curve(30),
-        "curve_after": curve(30),
         "thresholds": thresholds,
         "net_benefit": [0.1 * (0.5 - t) for t in thresholds],
         "everyone": [0.1 - t for t in thresholds],
-        "cuts": [
-            {"name": name, "threshold": 0.1, "net_benefit": 0.02} | {share: interval() for share in shares}
-            for name in ("sensitivity 90%", "event rate", "10%", "20%")
-        ],
         "subgroups": {
             "sex": [
                 {"name": name, "rows": 450, "events": 50, "auroc": interval(), "ratio": 1.1, "hidden": ""}

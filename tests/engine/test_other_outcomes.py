@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -92,8 +91,6 @@ def test_a_binary_result_has_nothing_new() -> None:
 def test_comparison_and_report_speak_of_the_main_score(tmp_path: Path) -> None:
     study = abps.compare(made("survival"), ["local", "fedavg"], seeds=[1], rounds=2, folds=3)
     assert "glm-exact" not in set(study.frame()["method"]) and "C-index" in study.frame().columns
-    curve = study.runs[0][1].alive
-    assert len(curve) > 3 and all(a[1] >= b[1] for a, b in itertools.pairwise(curve))
     assert "C-index" in study.table().columns
     report = study.report(tmp_path / "report")
     text = report.page.read_text(encoding="utf-8")

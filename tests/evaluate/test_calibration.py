@@ -6,13 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, logit
+from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from abps.evaluate.calibration import Recalibration, calibration, fit_logistic, recalibration, smooth_curve
-from abps.evaluate.net_benefit import at_threshold, decision_curve, sensitive_threshold
-from abps.evaluate.roc import area
-from abps.evaluate.subgroups import age_groups, frequent, subgroups, thirds
+from abps.evaluate.performance import (
+    age_groups,
+    area,
+    at_threshold,
+    decision_curve,
+    frequent,
+    sensitive_threshold,
+    share,
+    subgroups,
+    thirds,
+)
 
 
 def cohort(rows=2000, intercept=0.0, slope=1.0, seed=0):
@@ -74,7 +83,7 @@ def test_too_few_events_say_nothing():
     y[:] = 0
     y[:4] = 1
     found = calibration(p, y)
-    assert found.slope is None and found.in_the_large is None and found.observed == 4
+    assert not found.slope.known and not found.in_the_large.known and found.observed == 4
     assert recalibration(p, y) == Recalibration() and smooth_curve(p, y) is None
 
 
@@ -160,15 +169,25 @@ def test_a_sensitive_threshold_keeps_its_promise(values, wanted):
     assert at_threshold(p, y, sensitive_threshold(p, y, wanted)).sensitivity.value >= wanted - 1e-9
 
 
+@pytest.mark.parametrize(("count", "of"), [(0, 7), (7, 7), (3, 20), (140, 1000)])
+def test_shares_have_wilsons_interval(count, of):
+    theirs = binomtest(count, of).proportion_ci(0.95, "wilson")
+    found = share(count, of)
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    assert not share(0, 0).known
+
+
 def test_small_parts_are_hidden_and_cannot_be_subtracted():
     p, y = cohort(600)
     names = ["a"] * 300 + ["b"] * 200 + ["c"] * 94 + [None] * 6
     parts = {part.name: part for part in subgroups(p, y, names)}
-    assert parts["unknown"].hidden and parts["unknown"].area is None
-    assert "unknown" in parts["c"].hidden and parts["c"].rows is None and parts["c"].calibration is None
-    assert parts["c"].area.value == pytest.approx(roc_auc_score(y[500:594], p[500:594]))
-    assert parts["a"].area.value == pytest.approx(roc_auc_score(y[:300], p[:300]))
-    assert parts["a"].area.events == int(y[:300].sum()) and parts["b"].rows == 200
+    assert parts["unknown"].hidden and not parts["unknown"].auroc.known
+    assert "unknown" in parts["c"].hidden and (parts["c"].rows, parts["c"].events) == (0, 0)
+    assert np.isnan(parts["c"].ratio)
+    assert parts["c"].auroc.value == round(roc_auc_score(y[500:594], p[500:594]), 3)
+    assert parts["a"].auroc.value == pytest.approx(roc_auc_score(y[:300], p[:300]))
+    assert parts["a"].events == int(y[:300].sum()) and parts["b"].rows == 200
+    assert parts["a"].ratio == pytest.approx(y[:300].sum() / p[:300].sum())
 
 
 def test_groups_of_ages_numbers_and_levels():

@@ -36,8 +36,8 @@ from abps.evaluate.verdicts import (
     Verdict,
     agreement,
     alpha_at_look,
-    events_needed,
     holm,
+    hospital_evidence,
     hospital_verdicts,
     settles,
     verdict,
@@ -272,7 +272,7 @@ def test_p_is_the_level_whose_interval_touches_zero():
     assert only_t.p() == pytest.approx(2 * stats.t.sf(3.0, 30))
 
 
-def test_runs_of_one_cluster_count_once_and_one_run_has_no_interval():
+def test_one_run_has_no_interval():
     rng = numbers(9)
     size = 3000
     y, center, run = (
@@ -281,7 +281,7 @@ def test_runs_of_one_cluster_count_once_and_one_run_has_no_interval():
         rng.integers(0, 6, size),
     )
     cells = auroc_cells(scored(y, center, run), rng.normal(size=size) + y, rng.normal(size=size))
-    assert average_gain(cells, 1.25, cluster=np.array([0, 0, 0, 1, 1, 1])).run_freedom == 1
+    assert average_gain(cells, 1.25).run_freedom == 5
     one = average_gain(auroc_cells(scored(y, center), rng.normal(size=size), rng.normal(size=size)), 1.25)
     assert math.isnan(one.half_width()) and math.isnan(one.p()) and verdict(one) is Verdict.NO_INTERVAL
 
@@ -427,7 +427,7 @@ def test_what_settles_is_enough():
 def test_events_needed_have_the_power():
     cells = made_cells([0.05, 0.05, 0.05], 0.05, events=30.0)
     found = hospital_gains(cells, 1.0)
-    needed = events_needed(found, cells, 1.0)[0]
+    needed = hospital_evidence(found, cells, 1.0)[0].needed
     error = math.sqrt(cells.moderated[0][0] * 30 / needed)
     power = stats.norm.sf(1.96 - max(found.model.mean[0], 0.02) / error)
     assert power == pytest.approx(0.80, abs=0.005)

@@ -21,7 +21,7 @@ def benchmark():
 @pytest.mark.parametrize("name", ["gain", "6 large hospitals", "lda, hospitals alike"])
 def test_intervals_cover_and_claims_are_true(benchmark, name):
     world = next(world for world in benchmark.WORLDS if world.name == name)
-    found = benchmark.studied(world, 60, seed=23)["now"]
+    found = benchmark.studied(world, 60, seed=23)
     for scope in ("these", "like", "next"):  # 95 % nominal: fewer than 52 of 60 has a chance below 1 in 400
         assert found[scope] >= 52 / 60, scope
     assert found["claimed"] > 50 and found["false_claims"] <= 0.05
@@ -29,7 +29,7 @@ def test_intervals_cover_and_claims_are_true(benchmark, name):
 
 @pytest.mark.slow
 def test_without_a_gain_few_differences_are_called(benchmark):
-    assert benchmark.studied(benchmark.WORLDS[0], 80, seed=23)["now"]["called"] <= 0.1
+    assert benchmark.studied(benchmark.WORLDS[0], 80, seed=23)["called"] <= 0.1
     looks = benchmark.looked(40, seed=23)
     assert looks["spent"] <= 0.125
 

@@ -21,11 +21,11 @@ from abps.data.prepare import prepare
 from abps.data.split import assign_splits
 from abps.engine.simulate import simulate
 from abps.fitted.card import card, markdown
-from abps.fitted.curves import above
 from abps.fitted.fit import fit
 from abps.fitted.folder import folder_names, load_model
 from abps.fitted.handover import write_models
 from abps.methods.settings import configure
+from onnx_inputs import graph_values
 
 
 def hospitals(rows: int = 900) -> pl.DataFrame:
@@ -70,9 +70,9 @@ def made(request, table, tmp_path_factory):
     return fitted, write_models(fitted, out), request.param
 
 
-def predictions_of_the_run(federation, settings):
+def predictions_of_the_run(federation, settings, method="fedavg", rounds=8):
     """Row and probability of the rows learned from, as the engine predicts them: not recalibrated."""
-    config = configure("fedavg", settings, 8)
+    config = configure(method, settings, rounds)
     split = assign_splits(federation, 11)
     split = np.where(split == 2, 0, split).astype(np.int8)
     training = config.training
@@ -88,14 +88,10 @@ def test_fit_and_predict_say_what_the_run_said(made, table):
     for center, folder in folders.items():
         model = load_model(folder)
         mine = frame.with_row_index().filter(pl.col("hospital") == center)
-        said = fitted.probabilities.filter(pl.col("center") == center)
-        assert said["row"].to_list() == mine["index"].to_list()
         p = model.predict_proba(frame)[:, 1]
-        assert np.abs(p[said["row"].to_numpy()] - said["probability"].to_numpy()).max() < 1e-6
         theirs = run.filter(pl.col("row").is_in(mine["index"].implode()))
         own = model.recalibration.apply(theirs["literal"].to_numpy())
         assert np.abs(p[theirs["row"].to_numpy()] - own).max() < 1e-6
-        assert pl.read_parquet(folder / "probabilities.parquet").equals(said)
 
 
 def test_every_patient_is_evaluated_out_of_fold_and_against_the_hospital_alone(made):
@@ -116,24 +112,29 @@ def test_every_patient_is_evaluated_out_of_fold_and_against_the_hospital_alone(m
     if settings == SETTINGS[-1]:
         for center, found in fitted.alone.items():
             assert found.together == pytest.approx(fitted.evaluations[center].area.value, abs=2e-3)
-            assert found.measured == pytest.approx(found.together - found.alone, abs=1e-9)
-            assert found.gain.low < found.gain.value < found.gain.high and 0 < found.better < 1
+            assert found.evidence.own.value == pytest.approx(found.together - found.alone, abs=1e-9)
+            assert found.evidence.gain.low < found.evidence.gain.value < found.evidence.gain.high
             card = (folders[center] / "card.md").read_text()
             assert "## Alone or together" in card and f"{found.alone:.3f}" in card
 
 
 def test_no_row_is_idle_and_validation_rows_are_not_learned_from(made):
     fitted, _, _ = made
-    counts = dict(fitted.probabilities.group_by("split").len().iter_rows())
-    assert counts["learned"] + counts["validation"] == 900
-    assert 0.8 < counts["learned"] / 900 < 0.9
+    learned, validation = (
+        sum(m.about["rows"][each] for m in fitted.models) for each in ("learned", "validation")
+    )
+    assert learned + validation == 900 and 0.8 < learned / 900 < 0.9
     assert fitted.overall.area.value > 0.7 and fitted.overall.area.events == fitted.overall.events
+
+
+def log_odds(model, features):
+    """(rows,) what the network says, before recalibration."""
+    return model.network.answers(model.encode(features))[:, 0]
 
 
 def test_onnx_gives_the_same_numbers(made, table):
     onnxruntime = pytest.importorskip("onnxruntime")
     from abps.fitted.inputs import readable
-    from abps.fitted.portable import graph_values
 
     _, folders, _ = made
     frame = pl.read_csv(table)
@@ -201,12 +202,6 @@ def test_folders_have_names_that_can_be_typed_and_are_found_by_the_hospitals_own
         assert load_model(f"{parent}/{written}").center.lower() in (written.lower(), "žilina")
     with pytest.raises(RequestError, match="did you mean 'north'"):
         load_model(parent / "nort")
-
-
-def test_a_line_of_net_benefit_ends_where_it_leaves_the_chart():
-    x, y = above(np.array([0.1, 0.2, 0.3]), np.array([0.05, -0.01, -0.06]), -0.02)
-    np.testing.assert_allclose(x, [0.1, 0.2, 0.22])
-    np.testing.assert_allclose(y, [0.05, -0.01, -0.02])
 
 
 def test_the_card_knows_the_years_of_the_stays(table, tmp_path):
@@ -285,10 +280,12 @@ def test_a_damaged_model_is_refused(made, tmp_path):
 @pytest.mark.parametrize("method", ["local", "abps-pq-k1", "centralized", "ditto"])
 def test_other_methods_come_out_too(method, table):
     fitted = fit(abps.read_table(table, "died", "hospital"), method, rounds=2, folds=3, alone=False)
-    model = fitted.models[0]
-    rows = fitted.probabilities.filter(pl.col("center") == model.center)
-    p = model.probabilities(fitted.federation.features[rows["row"].to_numpy()])
-    assert np.abs(p - rows["probability"].to_numpy()).max() < 1e-6
+    run = predictions_of_the_run(fitted.federation, {}, method, 2)
+    for i, model in enumerate(fitted.models):
+        theirs = run.filter(pl.Series(fitted.federation.center[run["row"].to_numpy()] == i))
+        p = model.foretold(fitted.federation.features[theirs["row"].to_numpy()])["probability"]
+        own = model.recalibration.apply(theirs["literal"].to_numpy())
+        assert np.abs(p.to_numpy() - own).max() < 1e-5
 
 
 def test_the_model_alone_comes_out_too(table, tmp_path):
@@ -304,7 +301,7 @@ def test_the_model_alone_comes_out_too(table, tmp_path):
         [frame["lactate"].fill_null(frame["lactate"].mean()), frame["age"], frame["ventilated"]]
     )
     theirs = make_pipeline(StandardScaler(), LogisticRegression()).fit(x, frame["died"] == "yes")
-    ours = model.log_odds(frame.select(model.needs))
+    ours = log_odds(model, frame.select(model.needs))
     assert np.corrcoef(ours, theirs.decision_function(x))[0, 1] > 0.9
 
 
@@ -345,9 +342,8 @@ def test_the_command_line(capsys, table, tmp_path):
     assert code == 0 and "900 rows" in out, err
     result = pl.read_parquet(p)
     assert result.columns == ["row", "hospital", "probability"]
-    run = pl.read_parquet(models / "north" / "probabilities.parquet")
-    mine = result.filter(pl.col("hospital") == "north")["probability"].to_numpy()
-    assert np.abs(mine - run["probability"].to_numpy()).max() < 1e-6
+    own = load_model(models / "north").predict_proba(pl.read_csv(table))[:, 1]
+    assert np.abs(result["probability"].to_numpy() - own).max() < 1e-12
     code, _, err = call(capsys, "fit", "--method", "fedavg", "--data", table, *roles, "--out", models)
     assert code == 2 and "is there already" in err
     pl.read_csv(table).with_columns(pl.col("age") * 12).write_csv(tmp_path / "months.csv")
@@ -372,14 +368,14 @@ def test_curves_of_an_additive_model_are_what_it_computes(table):
     federation = abps.read_table(table, "died", "hospital")
     model = fit(federation, "fedavg", rounds=8, settings={"model": "gam"}, folds=3, alone=False).models[0]
     frame = federation.features.head(1)
-    base = model.log_odds(frame.with_columns(pl.lit(None, dtype=pl.Float64).alias("age")))[0]
+    base = log_odds(model, frame.with_columns(pl.lit(None, dtype=pl.Float64).alias("age")))[0]
     curve = next(e for e in effects(model) if e.name == "age")
     values, adds = curve.curve
     for value, added in list(zip(values, adds))[::17]:
-        now = model.log_odds(frame.with_columns(pl.lit(float(value)).alias("age")))[0]
+        now = log_odds(model, frame.with_columns(pl.lit(float(value)).alias("age")))[0]
         assert now - base == pytest.approx(added, abs=1e-5)
     assert curve.knots and np.ptp(adds) == pytest.approx(curve.amount)
     assert adds[-1] > adds[0]  # older is riskier, as the table was made
     flag = next(e for e in effects(model) if e.name == "ventilated")
-    one, none = (model.log_odds(frame.with_columns(pl.lit(v).alias("ventilated")))[0] for v in (1.0, 0.0))
+    one, none = (log_odds(model, frame.with_columns(pl.lit(v).alias("ventilated")))[0] for v in (1.0, 0.0))
     assert flag.curve is None and one - none == pytest.approx(flag.amount, abs=1e-5)

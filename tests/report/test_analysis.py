@@ -56,12 +56,12 @@ def test_every_pair_has_one_verdict_whichever_way_it_is_asked(part):
         assert turned.gain.estimate == -found.gain.estimate and turned.corrected == found.corrected
         opposite = {Verdict.BETTER: Verdict.WORSE, Verdict.WORSE: Verdict.BETTER}
         assert turned.verdict is opposite.get(found.verdict, found.verdict)
-    lines = {line.result.label: line for line in part.lines}
+    lines = {line.label: line for line in part.lines}
     assert lines["random-k1"].to_fedavg.corrected == part.compare("fedavg", "random-k1").corrected
 
 
 def test_verdicts_of_the_made_up_methods(part):
-    lines = {line.result.label: line for line in part.lines}
+    lines = {line.label: line for line in part.lines}
     assert lines["fedavg"].to_alone.verdict is Verdict.BETTER
     assert lines["abps-pq-k1-div"].to_random.verdict is Verdict.WORSE
     assert lines["abps-pq-k1"].to_random.verdict is Verdict.EQUAL
@@ -73,7 +73,7 @@ def test_the_primary_comparison_is_not_corrected_and_not_chosen_by_its_score(par
     assert part.page == "abps" and part.primary.corrected == part.primary.p  # the first that was named
     better = METHODS | {"abps-x": (0.9, 0.09, 0.05, 1)}
     assert part_of(better).page == "abps"
-    results = [line.result for line in part.lines]
+    results = list(part.lines)
     plus = replace(results[1], label="abps-plus", method="abps-plus")
     assert page_method([*results, plus]) == "abps-plus"
     assert page_method([r for r in results if r.label in ("local", "centralized")]) is None
@@ -141,17 +141,16 @@ def test_a_hospital_that_really_loses_is_named_and_nobody_else():
         "fedavg": [shifted(made_run("fedavg", seed, 0.75, 1.0), 5, -3.0) for seed in (1, 2, 3)],
     }
     part = analyse(ABOUT, runs, {"local": "local", "fedavg": "fedavg"})
-    words = part.primary.hospital_verdicts
-    assert words[5] is HospitalVerdict.LOSES
+    assert part.primary.evidence[5].verdict is HospitalVerdict.LOSES
     assert part.primary.count(HospitalVerdict.LOSES) == 1
     assert 0.95 < part.primary.expected_losing < 3.5  # one for sure; of the others little is known
     stories = hospitals_of(part)
     assert stories[5].name == CENTERS[5] and "Keep your own model" in stories[5].advice
-    assert stories[5].evidence.high < 0 and stories[5].evidence.gains < 0.05
+    assert stories[5].evidence.gain.high < 0 and stories[5].evidence.better < 0.05
 
 
 def test_one_split_is_widened_by_its_share_of_test_rows(part):
-    run = part.lines[0].result.runs[0]
+    run = part.lines[0].runs[0]
     assert inflation_of(run) == 1.125
     once = replace(run, scored=replace(run.scored, folds=0, per_center_rows={"a": 15}))
     assert inflation_of(replace(once, data=replace(run.data, rows=100))) == pytest.approx(1 + 15 / 70)

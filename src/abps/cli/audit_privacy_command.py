@@ -24,11 +24,8 @@ SIZES = (13, 40, 200)
 def audit_privacy(
     study: Annotated[Path, typer.Argument(help="Folder of a study (`abps compare`), or of sites' exports.")],
     method: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated methods of the study. Default: the first that sends models or sums."
-        ),
-    ] = None,
+        str, typer.Option(help="Comma-separated methods of the study. Default: the first that sends.")
+    ] = "",
     sizes: Annotated[
         str, typer.Option(help="Comma-separated training rows of attacked centers. Default: 13, 40, 200.")
     ] = "",
@@ -116,7 +113,7 @@ def _numbers(text: str, flag: str, kind: type) -> list[Any]:
     return values
 
 
-def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[PlannedRun]:
+def _chosen(folder: Path, record: StudyRecord, method: str) -> list[PlannedRun]:
     """The first run of every method that was asked for."""
     from abps.lab.privacy_attacks import attackable
 
@@ -128,7 +125,7 @@ def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[Plann
         raise RequestError(
             f"{folder}: no method of this study sends models or sums, so there is nothing to attack"
         )
-    wanted = [next(iter(first))] if method is None else list(dict.fromkeys(options.split(method)))
+    wanted = list(dict.fromkeys(options.split(method))) or [next(iter(first))]
     for name in wanted:
         if name not in first:
             raise RequestError(
@@ -140,15 +137,14 @@ def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[Plann
 def _ledgers(folder: Path) -> tuple[list[str], list[str]]:
     """A sentence for every ledger in the folder, and the files whose ε does not follow."""
     from abps.engine.result import PRIVACY
-    from abps.privacy.budget import recount
+    from abps.report.privacy import read_ledger, spent_words
 
     said, differ = [], []
     for path in sorted(folder.rglob(PRIVACY)):
         try:
-            found = recount(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RequestError) as error:
+            sentence, wrong = spent_words(path.parent.name, read_ledger(path))
+        except RequestError as error:
             raise RequestError(f"{path}: {error}") from error
-        said.append(f"{path.parent.name}: ε computed again is {found.most:.3f} at most, {found.words}.")
-        if found.wrong:
-            differ.append(str(path))
+        said.append(sentence)
+        differ += [str(path)] if wrong else []
     return said, differ

@@ -79,15 +79,15 @@ def _summary(fitted: FitResult, folders: dict[str, Path]) -> dict[str, Any]:
         "folders": {center: str(path) for center, path in folders.items()},
         "auroc": overall.area.value if overall.area.enough else None,
         "events": overall.events,
-        "slope": overall.calibration.slope.value if overall.calibration.slope else None,
+        "slope": overall.calibration.slope.value if overall.calibration.slope.known else None,
         **({"measures": found} if found else {}),
-        "verdicts": {center: found.verdict.value for center, found in fitted.alone.items()},
+        "verdicts": {center: found.evidence.verdict.value for center, found in fitted.alone.items()},
     }
 
 
 def _show(fitted: FitResult, out: Path, folders: dict[str, Path]) -> None:
     """What came out, for people."""
-    from abps.fitted.card import area_words, decimal, estimate_words
+    from abps.fitted.card import area_words, decimal, slope_words
 
     overall, console = fitted.overall, options.terminal()
     lines = [
@@ -97,9 +97,9 @@ def _show(fitted: FitResult, out: Path, folders: dict[str, Path]) -> None:
     if overall.measures:
         lines.append("; ".join(f"{name} {decimal(m.value)}" for name, m in overall.measures.items()))
     else:
-        slope = estimate_words(overall.calibration.slope)
+        slope = slope_words(overall.calibration.slope)
         lines.append(f"AUROC {area_words(overall.area)}; calibration slope {slope}")
-    counts = Counter(found.verdict.value for found in fitted.alone.values())
+    counts = Counter(found.evidence.verdict.value for found in fitted.alone.values())
     if counts:
         said = ", ".join(f"{count} {word}" for word, count in counts.most_common())
         lines.append(f"against each hospital alone: {said}")

@@ -63,7 +63,7 @@ def finish(
         show(report)
         lead = report.sections[0].part.lead
         if request.sources[0].roles is not None and lead is not None and not request.sources[1:]:
-            print(f"next: {fit_command(request.sources[0], lead.result.method)}")
+            print(f"next: {fit_command(request.sources[0], lead.method)}")
     if outcome.failed or outcome.missing:
         raise typer.Exit(1)
 
@@ -100,18 +100,17 @@ def _section(section: Section) -> dict[str, Any]:
     part, lines = section.part, []
     binary = part.measure == "AUROC"
     for line in part.lines:
-        r = line.result
         entry: dict[str, Any] = {
-            "method": r.label,
-            "auroc": r.mean if binary else None,
-            **({} if binary else {"score": r.mean, "measure": part.measure}),
-            "log_loss": r.mean_loss,
-            "sd": r.deviation if len(r.seeds) > 1 else None,
-            "vs_fedavg": r.average(lambda run: run.bytes.vs_fedavg),
-            "all_vs_fedavg": r.all_vs_fedavg,
-            "bytes_per_center": round(1e6 * r.megabytes),
-            "rest": r.rest,
-            "repeats": len(r.seeds),
+            "method": line.label,
+            "auroc": line.mean if binary else None,
+            **({} if binary else {"score": line.mean, "measure": part.measure}),
+            "log_loss": line.mean_loss,
+            "sd": line.deviation if len(line.runs) > 1 else None,
+            "vs_fedavg": line.average(lambda run: run.bytes.vs_fedavg),
+            "all_vs_fedavg": line.all_vs_fedavg,
+            "bytes_per_center": round(1e6 * line.megabytes),
+            "rest": line.rest,
+            "repeats": len(line.runs),
         }
         for name, found in (("alone", line.to_alone), ("fedavg", line.to_fedavg), ("random", line.to_random)):
             if found is not None:
@@ -152,10 +151,10 @@ def show(report: Report) -> None:
             if sentence:
                 console.print(sentence)
         columns = {
-            "method": [line.result.label for line in part.lines],
+            "method": [line.label for line in part.lines],
             "to alone": [spoken(line.to_alone) for line in part.lines],
-            part.measure: [number(line.result.mean) for line in part.lines],
-            "log-loss": [number(line.result.mean_loss) for line in part.lines],
+            part.measure: [number(line.mean) for line in part.lines],
+            "log-loss": [number(line.mean_loss) for line in part.lines],
             "bytes": [bytes_of(line) for line in part.lines],
             "to FedAvg": [brief(line.to_fedavg) for line in part.lines],
             "to random": [brief(line.to_random) for line in part.lines],

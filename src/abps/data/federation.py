@@ -20,7 +20,7 @@ from abps.data.check import LeftOut as LeftOut
 from abps.data.check import TableCheck
 from abps.data.outcome import BINARY, Outcome
 from abps.data.roles import is_age, is_sex
-from abps.evaluate.subgroups import age_groups, frequent, thirds
+from abps.evaluate.performance import age_groups, frequent, thirds
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What clinicians ask of a run: calibration at every hospital, what acting on it brings, parts of the cohort.
 
-Everything is measured on test rows. Recalibration and thresholds come from validation rows, which the method
+Everything is measured on test rows. Recalibration comes from validation rows, which the method
 judged by but did not learn from. Only sums and curves are kept, never a row; a part of the cohort with few
 rows or events is hidden.
 """
@@ -9,51 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.evaluate.calibration import (
+    UNKNOWN,
     Calibration,
     CalibrationCurve,
-    Estimate,
+    Interval,
     Recalibration,
     calibration,
     expit,
     recalibration,
     smooth_curve,
 )
-from abps.evaluate.net_benefit import AtThreshold, Share, at_threshold, decision_curve, sensitive_threshold
-from abps.evaluate.roc import Area, area
-from abps.evaluate.subgroups import subgroups
+from abps.evaluate.performance import Subgroup, decision_curve, subgroups
 from abps.models.metrics import Segments
 
 Floats = NDArray[np.float64]
 
-#: The sensitivity that a threshold is chosen for.
-SENSITIVITY: Final = 0.9
-
-#: Thresholds that are always reported.
-FIXED: Final = (0.1, 0.2)
-
-#: Points of a hospital's curve, and of the curve of all.
-POINTS, MORE_POINTS = 12, 30
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A number with its 95 % interval; NaN where it is unknown."""
-
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-
-    @property
-    def known(self) -> bool:
-        """Whether it is known."""
-        return math.isfinite(self.value)
+#: Points of a hospital's calibration curve.
+POINTS = 12
 
 
 @dataclass(frozen=True)
@@ -61,8 +39,8 @@ class Level:
     """Calibration.  expected: the sum of the probabilities.  in_the_large: 0 is right.  slope: 1 is right."""
 
     expected: float = math.nan
-    in_the_large: Interval = Interval()
-    slope: Interval = Interval()
+    in_the_large: Interval = UNKNOWN
+    slope: Interval = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -83,51 +61,17 @@ class AtCenter:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What happens if everybody at or above a threshold is called.  name: how the threshold was chosen."""
-
-    name: str
-    threshold: float
-    called: Interval
-    sensitivity: Interval
-    specificity: Interval
-    positive_value: Interval
-    negative_value: Interval
-    net_benefit: float
-
-
-@dataclass(frozen=True)
-class Subgroup:
-    """One part of the cohort.  ratio: events over those expected.  hidden: why it is not shown."""
-
-    name: str
-    rows: int = 0
-    events: int = 0
-    auroc: Interval = Interval()
-    ratio: float = math.nan
-    hidden: str = ""
-
-
-@dataclass(frozen=True)
 class Clinical:
     """All of it, of a binary outcome.
 
-    rows, events, auroc: of all test rows together, each by its own center's model, recalibrated.
-    curve, curve_after: (predicted probability, share of events) of all rows, before and after recalibration.
     thresholds: of the decision curve.  net_benefit: of the recalibrated model.  everyone: of calling all.
-    cuts: what happens at some thresholds.  subgroups: by column.
+    subgroups: by column.
     """
 
-    rows: int = 0
-    events: int = 0
-    auroc: Interval = Interval()
     per_center: dict[str, AtCenter] = field(default_factory=dict)
-    curve: tuple[tuple[float, float], ...] = ()
-    curve_after: tuple[tuple[float, float], ...] = ()
     thresholds: tuple[float, ...] = ()
     net_benefit: tuple[float, ...] = ()
     everyone: tuple[float, ...] = ()
-    cuts: tuple[Cut, ...] = ()
     subgroups: dict[str, tuple[Subgroup, ...]] = field(default_factory=dict)
 
 
@@ -136,7 +80,7 @@ class RowProbabilities:
     """Probabilities of test rows, center by center: as the run gives them, and recalibrated.
 
     labels: what happened.  place: where every row stands in its federation, where that is known.
-    mends: the recalibration of every center.  cuts: thresholds by how they were chosen.
+    mends: the recalibration of every center.
     """
 
     before: Segments
@@ -144,7 +88,6 @@ class RowProbabilities:
     labels: Segments
     place: NDArray[np.int64] | None
     mends: tuple[Recalibration, ...]
-    cuts: Mapping[str, float]
 
 
 def mends_of(logits: Segments, labels: Segments) -> tuple[Recalibration, ...]:
@@ -161,15 +104,6 @@ def mended(logits: Segments, mends: Sequence[Recalibration]) -> Segments:
     return Segments(np.concatenate(parts) if parts else np.zeros(0), logits.start)
 
 
-def chosen_cuts(probability: Floats, y: NDArray[np.floating]) -> dict[str, float]:
-    """Thresholds by what they promise, from the validation rows of all centers."""
-    found = {
-        f"sensitivity {SENSITIVITY:.0%}": sensitive_threshold(probability, y.astype(np.float64), SENSITIVITY),
-        "event rate": float(np.mean(y)) if len(y) else math.nan,
-    }
-    return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
 def row_probabilities(
     logits: Segments,
     labels: Segments,
@@ -179,9 +113,8 @@ def row_probabilities(
 ) -> RowProbabilities:
     """Test rows as a clinician would see them.  judged: logits of the validation rows."""
     mends = mends_of(judged, judged_labels)
-    cuts = chosen_cuts(mended(judged, mends).values.astype(np.float64), judged_labels.values)
     before = Segments(expit(logits.values.astype(np.float64)), logits.start)
-    return RowProbabilities(before, mended(logits, mends), labels, place, mends, cuts)
+    return RowProbabilities(before, mended(logits, mends), labels, place, mends)
 
 
 def clinical(
@@ -190,26 +123,21 @@ def clinical(
     """What clinicians ask of test rows.  parts: by column, the part that every row of a federation is of."""
     y = seen.labels.values.astype(np.float64)
     after = seen.after.values.astype(np.float64)
-    whole = area(after, y)
     curve = decision_curve(after, y) if len(y) else None
-    cuts = dict(seen.cuts) | {f"{value:.0%}": value for value in FIXED}
     groups: dict[str, tuple[Subgroup, ...]] = {}
     if parts and seen.place is not None:
         groups = {
-            column: _subgroups(after, y, [names[k] for k in seen.place.tolist()])
+            column: tuple(
+                replace(part, auroc=_interval(part.auroc), ratio=_short(part.ratio))
+                for part in subgroups(after, y, [names[k] for k in seen.place.tolist()])
+            )
             for column, names in parts.items()
         }
     return Clinical(
-        len(y),
-        int(y.sum()),
-        _interval(whole) if whole.enough else Interval(),
         {name: _center(seen, i) for i, name in enumerate(centers)},
-        _points(smooth_curve(seen.before.values.astype(np.float64), y, MORE_POINTS)),
-        _points(smooth_curve(after, y, MORE_POINTS)),
         () if curve is None else tuple(curve.thresholds.tolist()),
         () if curve is None else tuple(_short(v) for v in curve.model.tolist()),
         () if curve is None else tuple(_short(v) for v in curve.everyone.tolist()),
-        tuple(_cut(name, at_threshold(after, y, value)) for name, value in cuts.items()) if len(y) else (),
         groups,
     )
 
@@ -228,30 +156,8 @@ def _center(seen: RowProbabilities, i: int) -> AtCenter:
     )
 
 
-def _subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> tuple[Subgroup, ...]:
-    found = []
-    for part in subgroups(probability, y, names):
-        a = part.area
-        if a is None:
-            found.append(Subgroup(part.name, hidden=part.hidden or ""))
-        elif part.calibration is None or part.rows is None:  # three digits: counts do not follow from it
-            rounded = Interval(*(round(value, 3) for value in (a.value, a.low, a.high)))
-            found.append(Subgroup(part.name, auroc=rounded, hidden=part.hidden or ""))
-        else:
-            ratio = _short(part.calibration.ratio)
-            found.append(Subgroup(part.name, part.rows, a.events, _interval(a), ratio))
-    return tuple(found)
-
-
 def _level(found: Calibration) -> Level:
     return Level(_short(found.expected), _interval(found.in_the_large), _interval(found.slope))
-
-
-def _cut(name: str, at: AtThreshold) -> Cut:
-    called, positive, negative = map(_interval, (at.called, at.positive_value, at.negative_value))
-    sensitivity, specificity = _interval(at.sensitivity), _interval(at.specificity)
-    benefit = _short(at.net_benefit)
-    return Cut(name, _short(at.threshold), called, sensitivity, specificity, positive, negative, benefit)
 
 
 def _points(curve: CalibrationCurve | None) -> tuple[tuple[float, float], ...]:
@@ -260,9 +166,7 @@ def _points(curve: CalibrationCurve | None) -> tuple[tuple[float, float], ...]:
     return tuple((_short(a), _short(b)) for a, b in zip(curve.at.tolist(), curve.observed.tolist()))
 
 
-def _interval(found: Area | Estimate | Share | None) -> Interval:
-    if found is None:
-        return Interval()
+def _interval(found: Interval) -> Interval:
     return Interval(_short(found.value), _short(found.low), _short(found.high))
 
 

@@ -178,7 +178,7 @@ def _together(parts: list[Segments]) -> Segments:
 
 
 def _clinical_rows(parts: list[RowProbabilities]) -> RowProbabilities | None:
-    """All folds as one: every row once, recalibrated in its fold; thresholds are the folds' mean."""
+    """All folds as one: every row once, recalibrated in its fold."""
     if not parts:
         return None
     places = [part.place for part in parts]
@@ -198,7 +198,6 @@ def _clinical_rows(parts: list[RowProbabilities]) -> RowProbabilities | None:
             Recalibration(kind="by fold" if any(m.kind != "none" for m in mends[i : i + per]) else "none")
             for i in range(0, len(mends), per)
         ),
-        {name: float(np.mean([part.cuts[name] for part in parts])) for name in parts[0].cuts},
     )
 
 

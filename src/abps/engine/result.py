@@ -28,10 +28,10 @@ from abps.data.federation import About
 from abps.data.prepare import Prepared, Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical, row_probabilities
 from abps.evaluate.calibration import expit
-from abps.evaluate.roc import FEWEST_EVENTS, area
+from abps.evaluate.performance import FEWEST_EVENTS, area
 from abps.files import check_writable, folder, write_json, write_with
 from abps.models.metrics import Segments, auprc, auroc, brier, labels_of
-from abps.models.outcome_scores import measures, survived
+from abps.models.outcome_scores import measures
 from abps.models.outcomes import foretold
 from abps.models.training import Training
 from abps.privacy.budget import PrivacyLedger
@@ -168,7 +168,7 @@ class Run:
     attack: members that attacked, as they were asked for; nothing where none did.
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
     them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
-    score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
+    score.
     clinical: what clinicians ask of a binary outcome; results of before do not have it.
     measures: also the user's own metrics.  artifacts: tables and models.
     """
@@ -195,7 +195,6 @@ class Run:
     score: Score | None = None
     measures: dict[str, Accuracy] = field(default_factory=dict)
     clinical: Clinical = field(default_factory=Clinical)
-    alive: tuple[tuple[float, float], ...] = ()
     artifacts: RunArtifacts = field(default_factory=RunArtifacts)
 
     @property
@@ -313,7 +312,7 @@ _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if n
 _NULLABLE: Final = ("data", "config")
 
 #: What a binary outcome does not have.
-_OF_OTHERS: Final = ("outcome", "score", "measures", "alive")
+_OF_OTHERS: Final = ("outcome", "score", "measures")
 
 
 def _table(there: pl.DataFrame | Path | None, what: str) -> pl.DataFrame:
@@ -410,10 +409,7 @@ def evaluated(
         fields["clinical"] = clinical(centers, seen, parts)
     if metrics:
         fields["measures"] = fields.get("measures", {}) | own_measures(centers, logits, labels, metrics)
-    fields |= {
-        "scored": scored_on(centers, logits, labels),
-        "alive": survived(data),
-    }
+    fields["scored"] = scored_on(centers, logits, labels)
     return fields, seen
 
 

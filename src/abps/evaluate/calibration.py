@@ -7,6 +7,7 @@ curve shows where it errs. All are logistic regressions on the model's own log o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,17 +30,28 @@ ENOUGH_CURVE = 20
 _KNOTS = {3: (0.10, 0.50, 0.90), 4: (0.05, 0.35, 0.65, 0.95), 5: (0.05, 0.275, 0.5, 0.725, 0.95)}
 
 
+#: The level of the tests that ask for a recalibration.
+LEVEL = 0.05
+
 #: Newton steps; calibration models have a handful of columns and need about six.
 STEPS = 50
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number with its 95 % interval."""
+class Interval:
+    """A number with its 95 % interval; NaN where it is unknown."""
 
-    value: float
-    low: float
-    high: float
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known."""
+        return math.isfinite(self.value)
+
+
+UNKNOWN = Interval()
 
 
 @dataclass(frozen=True)
@@ -47,26 +59,21 @@ class Calibration:
     """observed: events.  expected: the sum of the probabilities.
 
     in_the_large: the intercept of a logistic regression with the model's log odds as offset (0 is right).
-    slope: the coefficient of the model's log odds (1 is right).  None where there are too few events.
+    slope: the coefficient of the model's log odds (1 is right).  Unknown where there are too few events.
     """
 
-    rows: int
-    observed: int
-    expected: float
-    in_the_large: Estimate | None
-    slope: Estimate | None
-
-    @property
-    def ratio(self) -> float:
-        """Events that happened over those expected."""
-        return self.observed / self.expected if self.expected > 0 else float("nan")
+    rows: int = 0
+    observed: int = 0
+    expected: float = 0.0
+    in_the_large: Interval = UNKNOWN
+    slope: Interval = UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
 class CalibrationCurve:
     """A smooth calibration curve.  at: (k,) predicted probabilities.  observed, low, high: (k,).
 
-    error: the mean distance between predicted and observed over all rows; worst: the 90th percentile of it.
+    error: the mean distance between predicted and observed over all rows.
     """
 
     at: Floats
@@ -74,7 +81,6 @@ class CalibrationCurve:
     low: Floats
     high: Floats
     error: float
-    worst: float
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def log_odds(probability: Floats) -> Floats:
 
 def expit(eta: Floats) -> Floats:
     """Probabilities of log odds."""
-    return 1.0 / (1.0 + np.exp(-eta))
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(eta, -700.0, 700.0))))
 
 
 def calibration(probability: Floats, y: Floats) -> Calibration:
@@ -108,22 +114,24 @@ def calibration(probability: Floats, y: Floats) -> Calibration:
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
     observed, expected = int(y.sum()), float(p.sum())
     if min(observed, len(y) - observed) < ENOUGH:
-        return Calibration(len(y), observed, expected, None, None)
-    predicted, one = log_odds(p), np.ones((len(y), 1))
+        return Calibration(len(y), observed, expected)
+    large, both = _fits(log_odds(p), y)
+    slope = UNKNOWN if both is None else _wald(both, 1)
+    return Calibration(len(y), observed, expected, _wald(large, 0), slope)
+
+
+def _fits(predicted: Floats, y: Floats) -> tuple[LogisticFit, LogisticFit | None]:
+    """The intercept alone, and intercept and slope of (rows,) log odds; None where all are the same."""
+    one = np.ones((len(y), 1))
     large = fit_logistic(one, y, predicted)
-    both = fit_logistic(np.column_stack([one, predicted]), y) if np.ptp(predicted) > 0 else None
-    return Calibration(
-        len(y),
-        observed,
-        expected,
-        _estimate(large.coefficients[0], large.covariance[0, 0]) if large.converged else None,
-        _estimate(both.coefficients[1], both.covariance[1, 1]) if both and both.converged else None,
-    )
+    return large, fit_logistic(np.column_stack([one, predicted]), y) if np.ptp(predicted) > 0 else None
 
 
-def _estimate(value: float, variance: float) -> Estimate:
-    half = float(ndtri(0.975)) * float(np.sqrt(variance))
-    return Estimate(float(value), float(value) - half, float(value) + half)
+def _wald(fit: LogisticFit, k: int) -> Interval:
+    if not fit.converged:
+        return UNKNOWN
+    value, half = float(fit.coefficients[k]), float(ndtri(0.975) * np.sqrt(fit.covariance[k, k]))
+    return Interval(value, value - half, value + half)
 
 
 def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> CalibrationCurve | None:
@@ -155,7 +163,6 @@ def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Calibratio
         expit(middle - half),
         expit(middle + half),
         float(distance.mean()),
-        float(np.quantile(distance, 0.9)),
     )
 
 
@@ -179,27 +186,26 @@ def _with_one(x: Floats, knots: Floats) -> Floats:
     return np.column_stack([np.ones_like(x), restricted_cubic(x, knots)])
 
 
-def recalibration(probability: Floats, y: Floats, level: float = 0.05) -> Recalibration:
+def recalibration(probability: Floats, y: Floats) -> Recalibration:
     """What change of intercept and slope the rows ask for, by a closed test (Vergouwe and others, 2017).
 
-    First both against none at the level; only if that rejects, both against the intercept alone. So a model
+    First both against none at 5 %; only if that rejects, both against the intercept alone. So a model
     that is right is left alone in 95 of 100 cases, however few the rows.
     """
-    p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    y = np.asarray(y, dtype=np.float64)
     if min(y.sum(), len(y) - y.sum()) < ENOUGH:
         return Recalibration()
-    predicted, one = log_odds(p), np.ones((len(y), 1))
-    large = fit_logistic(one, y, predicted)
+    predicted = log_odds(probability)
+    large, both = _fits(predicted, y)
     if not large.converged:
         return Recalibration()
     shift = Recalibration(float(large.coefficients[0]), 1.0, "intercept")
     as_it_is = deviance(predicted, y)
-    both = fit_logistic(np.column_stack([one, predicted]), y) if np.ptp(predicted) > 0 else None
     if both is None or not both.converged or both.coefficients[1] <= 0:
-        return shift if chdtrc(1, max(0.0, as_it_is - large.deviance)) < level else Recalibration()
-    if chdtrc(2, max(0.0, as_it_is - both.deviance)) >= level:
+        return shift if chdtrc(1, max(0.0, as_it_is - large.deviance)) < LEVEL else Recalibration()
+    if chdtrc(2, max(0.0, as_it_is - both.deviance)) >= LEVEL:
         return Recalibration()
-    if chdtrc(1, max(0.0, large.deviance - both.deviance)) >= level:
+    if chdtrc(1, max(0.0, large.deviance - both.deviance)) >= LEVEL:
         return shift
     return Recalibration(float(both.coefficients[0]), float(both.coefficients[1]), "intercept and slope")
 
@@ -230,7 +236,7 @@ def fit_logistic(columns: Floats, y: Floats, offset: Floats | None = None) -> Lo
     converged = False
     for _ in range(STEPS):
         eta = fixed + x @ beta
-        mean = _sigmoid(eta)
+        mean = expit(eta)
         gradient = x.T @ (y - mean)
         information = x.T @ (x * (mean * (1.0 - mean))[:, None])
         try:
@@ -249,7 +255,7 @@ def fit_logistic(columns: Floats, y: Floats, offset: Floats | None = None) -> Lo
             break
         if np.max(np.abs(x @ beta)) > 50.0 * (1.0 + np.max(np.abs(fixed))):
             break
-    mean = _sigmoid(fixed + x @ beta)
+    mean = expit(fixed + x @ beta)
     information = x.T @ (x * (mean * (1.0 - mean))[:, None])
     covariance = np.linalg.pinv(information).astype(np.float64)
     return LogisticFit(beta, covariance, value, converged)
@@ -258,7 +264,3 @@ def fit_logistic(columns: Floats, y: Floats, offset: Floats | None = None) -> Lo
 def deviance(eta: Floats, y: Floats) -> float:
     """-2 log likelihood of 0/1 labels given linear predictors."""
     return float(2.0 * np.sum(np.logaddexp(0.0, eta) - y * eta))
-
-
-def _sigmoid(eta: Floats) -> Floats:
-    return 1.0 / (1.0 + np.exp(-np.clip(eta, -700.0, 700.0)))

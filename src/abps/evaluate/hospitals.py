@@ -11,7 +11,6 @@ slope by Laplace's approximation; it is a mixture of normal laws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,34 +77,26 @@ class Mixture:
 class HospitalGains:
     """Posterior of every hospital's true gain; NaN for hospitals that could not be compared.
 
-    measured: (C,) by its own patients.  error: (C,) standard error of that.
+    measured: (C,) by its own patients.
     model: the gain of the models that a hospital would get from one training.
     expected: the mean gain over trainings (for counts of hospitals).
     further: one row, the gain of one more hospital whose size is drawn from those of these hospitals.
-    mean, spread, slope: posterior means of mu, tau and the slope.
     """
 
     measured: Floats
-    error: Floats
     model: Mixture
     expected: Mixture
     further: Mixture
-    mean: float
-    spread: float
-    slope: float
 
     def expected_below(self, margin: float) -> float:
         """The expected number of hospitals that lose more than a margin."""
         return float(np.nansum(1.0 - self.expected.above(-margin)))
 
 
-def hospital_gains(
-    cells: PairedCells, inflation: float, run_variance: float = 0.0, powers: Sequence[float] = POWERS
-) -> HospitalGains | None:
+def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0.0) -> HospitalGains | None:
     """The posterior of all hospitals; None if no hospital could be compared.
 
     run_variance: variance of the average gain by training runs, common to all hospitals.
-    powers: see :data:`POWERS`.
     """
     variance, freedom = cells.moderated
     known = np.isfinite(cells.gain) & np.isfinite(variance)
@@ -117,7 +108,7 @@ def hospital_gains(
     relative = np.clip(x / np.median(x), 1.0 / MOST_RELATIVE, MOST_RELATIVE)
     x = (x - x.mean()) / (x.std() if x.std() > 1e-9 else 1.0)
     design = np.stack([np.ones_like(x), x], axis=1)
-    fit = _fit(gain, least, design, relative, powers)
+    fit = _fit(gain, least, design, relative)
     common = run_variance if run_variance > 0 else 0.0
     # A variance that is estimated makes a t law of a normal one: take the wider variance of that.
     noise = least * f / np.maximum(f - 2.0, 1.0)
@@ -143,42 +134,30 @@ def hospital_gains(
             for part in (share, fit.prior, np.sqrt(between))
         )
     )
-    return HospitalGains(
-        cells.gain,
-        np.sqrt(variance),
-        mixture(square + luck + common),
-        mixture(square + common),
-        further,
-        float(fit.tau @ fit.beta[:, 0]),
-        fit.spread,
-        float(fit.tau @ fit.beta[:, 1]),
-    )
+    return HospitalGains(cells.gain, mixture(square + luck + common), mixture(square + common), further)
 
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
     """Mean and slope for every point of the grid.
 
-    tau: (T,) posterior.  beta: (T, 2).  covariance: (T, 2, 2) of beta.  prior: (T, C) mu + slope x.
+    tau: (T,) posterior.  covariance: (T, 2, 2) of mean and slope.  prior: (T, C) mu + slope x.
     between: (2, T, C) variance of true gains, usual and unusual.  weight: (2, T, C) of the laws.
-    spread: posterior mean of tau.
     """
 
     tau: Floats
-    beta: Floats
     covariance: Floats
     prior: Floats
     between: Floats
     weight: Floats
-    spread: float
 
 
-def _fit(gain: Floats, variance: Floats, design: Floats, relative: Floats, powers: Sequence[float]) -> _Fit:
+def _fit(gain: Floats, variance: Floats, design: Floats, relative: Floats) -> _Fit:
     """Mean and slope for every point of the grid (powers, shares, spreads), and its posterior.
 
     relative: (C,) 1/events over that of the median hospital.
     """
-    grid = np.meshgrid(np.array(powers), np.array(SHARES), TAUS, indexing="ij")
+    grid = np.meshgrid(np.array(POWERS), np.array(SHARES), TAUS, indexing="ij")
     power, part, tau = (each.ravel() for each in grid)
     cell = np.tile(np.concatenate([[TAUS[1]], np.diff(TAUS)]), len(tau) // len(TAUS))
     penalty = np.diag([0.0, 1.0 / SLOPE_SCALE**2])
@@ -202,4 +181,4 @@ def _fit(gain: Floats, variance: Floats, design: Floats, relative: Floats, power
     chance = np.exp(log_tau - log_tau.max())
     chance /= chance.sum()
     covariance, law = np.linalg.inv(information), chance[:, None] * weight
-    return _Fit(chance, beta, covariance, prior, between, law, float(chance @ tau))
+    return _Fit(chance, covariance, prior, between, law)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
@@ -100,16 +99,10 @@ def split_inflation(test_rows: float, training_rows: float) -> float:
     return 1.0 + test_rows / training_rows
 
 
-def average_gain(
-    cells: PairedCells,
-    inflation: float,
-    weight: Floats | None = None,
-    cluster: NDArray[np.int64] | None = None,
-) -> AverageGain:
+def average_gain(cells: PairedCells, inflation: float, weight: Floats | None = None) -> AverageGain:
     """The mean gain over hospitals with the parts of its variance.
 
-    weight: (C,) what hospitals count for; default: all the same.  cluster: (G,) runs with one number share
-    their randomness; default: every run has its own.
+    weight: (C,) what hospitals count for; default: all the same.
     """
     variance, freedom = cells.moderated
     known = np.isfinite(cells.gain) & np.isfinite(variance)
@@ -125,27 +118,22 @@ def average_gain(
     between = count / max(count - 1, 1) * float((w**2 * (gain - estimate) ** 2).sum())
     spread = float((each[known] ** 2 / freedom[known]).sum())
     patient_freedom = max(patients**2 / spread, 1.0) if spread > 0 else float(freedom[known].sum())
-    runs, run_freedom = _run_variance(cells, gain, w, cluster)
+    runs, run_freedom = _run_variance(cells, gain, w)
     return AverageGain(estimate, patients, between, runs, run_freedom, patient_freedom, count)
 
 
-def _run_variance(
-    cells: PairedCells, gain: Floats, w: Floats, cluster: NDArray[np.int64] | None
-) -> tuple[float, int]:
+def _run_variance(cells: PairedCells, gain: Floats, w: Floats) -> tuple[float, int]:
     """The variance of the mean by training runs, and its degrees of freedom.
 
     The hospitals' own noise is taken out of the scatter of runs: of few runs not all, as it is known badly.
     """
     share = cells.weight / np.maximum(cells.weight.sum(axis=0), 1e-300) * w
     part = np.where(cells.weight > 0, share * (cells.cell - gain), 0.0)
-    groups = np.arange(len(part)) if cluster is None else np.unique(cluster, return_inverse=True)[1]
-    count = int(groups.max(initial=-1)) + 1
+    count = len(part)
     if count < 2:
         return math.nan, 0
-    summed = np.zeros((count, part.shape[1]))
-    np.add.at(summed, groups, part)
     kept = 1.0 if count >= 10 else 0.8 if count >= 5 else 0.4
-    scatter = float((summed.sum(axis=1) ** 2).sum() - kept * (summed**2).sum())
+    scatter = float((part.sum(axis=1) ** 2).sum() - kept * (part**2).sum())
     return count / (count - 1) * max(scatter, 0.0), count - 1
 
 

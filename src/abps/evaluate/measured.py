@@ -8,7 +8,7 @@ or ``base``, the loss of the center's best constant (continuous). Repeats are nu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -63,10 +63,10 @@ def measured(frames: Mapping[str, Sequence[pl.DataFrame]], centers: int) -> Meas
     parts = {name: _stacked(each) for name, each in frames.items()}
     first = next(iter(parts.values()))
     if any(not part["key"].equals(first["key"]) for part in parts.values()):
-        for part in list(parts.values()):
-            first = first.join(part.select("key"), on="key", how="semi", maintain_order="left")
+        for part in parts.values():
+            first = first.join(part, on="key", how="semi", maintain_order="left")
         parts = {
-            name: part.join(first.select("key"), on="key", how="semi", maintain_order="left")
+            name: part.join(first, on="key", how="semi", maintain_order="left")
             for name, part in parts.items()
         }
         first = next(iter(parts.values()))
@@ -109,18 +109,12 @@ def _measures(rows: ScoredRows, parts: Mapping[str, pl.DataFrame]) -> Measured:
         return Measured(rows, explained, losses)
     if "score" in columns:
         time, event = np.abs(rows.y), ~np.signbit(rows.y)
-        seen = _with_events(rows, event)
+        seen = replace(rows, y=event.astype(np.float64))
         return Measured(seen, concordance_values(seen, time, values("score")), losses)
     each = [values(column) for column in columns if column.startswith("score_")]
     common = np.bincount(rows.y.astype(np.int64)).argmax() if len(rows.y) else 0
-    seen = _with_events(rows, rows.y != common)
+    seen = replace(rows, y=(rows.y != common).astype(np.float64))
     return Measured(seen, _classes(seen, rows.y, each), losses)
-
-
-def _with_events(rows: ScoredRows, event: np.ndarray) -> ScoredRows:
-    return ScoredRows(
-        rows.row, rows.patient, rows.center, rows.run, event.astype(np.float64), rows.centers, rows.runs
-    )
 
 
 def log_loss(logit: Floats, y: Floats) -> Floats:

@@ -10,9 +10,10 @@ from enum import Enum
 import numpy as np
 from scipy.special import stdtrit
 
+from abps.evaluate.calibration import UNKNOWN, Interval
 from abps.evaluate.hospitals import HospitalGains
 from abps.evaluate.inference import CONFIDENCE, AverageGain
-from abps.evaluate.paired import Floats, PairedCells
+from abps.evaluate.paired import PairedCells
 
 ALPHA = 1.0 - CONFIDENCE
 
@@ -129,11 +130,9 @@ def settles(
     return Settles(Cause.PATIENTS, events=math.ceil(events * max(factor, 1.0)))
 
 
-def hospital_verdicts(
-    gains: HospitalGains, cells: PairedCells, margin: float = RELEVANT
-) -> list[HospitalVerdict]:
+def hospital_verdicts(gains: HospitalGains, cells: PairedCells) -> list[HospitalVerdict]:
     """(C,) verdicts. A claim needs the posterior and the hospital's own patients."""
-    up, far_up, not_far_down = (gains.model.above(limit) for limit in (0.0, margin, -margin))
+    up, far_up, not_far_down = (gains.model.above(limit) for limit in (0.0, RELEVANT, -RELEVANT))
     enough = np.minimum(cells.events, np.where(cells.others > 0, cells.others, np.inf)) >= FEWEST_EVENTS
     return [
         _hospital_verdict(gains.measured[c], up[c], far_up[c], not_far_down[c])
@@ -157,14 +156,53 @@ def _hospital_verdict(measured: float, up: float, far_up: float, not_far_down: f
     return HospitalVerdict.INCONCLUSIVE
 
 
-def events_needed(gains: HospitalGains, cells: PairedCells, inflation: float) -> Floats:
-    """(C,) events with which a hospital's own patients would show its estimated gain with a power of 80 %.
+@dataclass(frozen=True)
+class HospitalEvidence:
+    """What is known about one hospital's gain.
 
-    The gain is taken as estimated, but not below 0.02.
+    own: by its own patients alone.  gain: with what all hospitals show.  better, clearly_better,
+    clearly_worse: probability of a gain, of one above 0.02, of a loss above 0.02.  needed: events with which
+    its own patients would show its estimated gain with a power of 80 %.
     """
-    variance, _ = cells.moderated
-    size = np.maximum(np.abs(gains.model.mean), RELEVANT)
-    return cells.events * inflation * variance * (_TEST + _POWER) ** 2 / size**2
+
+    own: Interval = UNKNOWN
+    gain: Interval = UNKNOWN
+    better: float = math.nan
+    clearly_better: float = math.nan
+    clearly_worse: float = math.nan
+    needed: float = math.nan
+    verdict: HospitalVerdict = HospitalVerdict.TOO_FEW
+
+    @property
+    def shown(self) -> bool:
+        """Whether there are enough events to show anything."""
+        return self.verdict is not HospitalVerdict.TOO_FEW
+
+
+def hospital_evidence(
+    gains: HospitalGains | None, cells: PairedCells, inflation: float
+) -> list[HospitalEvidence]:
+    """(C,) what is known about every hospital's gain."""
+    if gains is None:
+        return [HospitalEvidence()] * len(cells.gain)
+    variance, freedom = cells.moderated
+    half = -stdtrit(np.maximum(freedom, 1.0), 0.025) * np.sqrt(inflation * variance)
+    mean, (low, high) = gains.model.mean, gains.model.interval()
+    up, far_up, not_far_down = (gains.model.above(limit) for limit in (0.0, RELEVANT, -RELEVANT))
+    size = np.maximum(np.abs(mean), RELEVANT)  # the gain is taken as estimated, but not below 0.02
+    needed = cells.events * inflation * variance * (_TEST + _POWER) ** 2 / size**2
+    return [
+        HospitalEvidence(
+            Interval(own, own - half[c], own + half[c]),
+            Interval(mean[c], low[c], high[c]),
+            up[c],
+            far_up[c],
+            1.0 - not_far_down[c],
+            needed[c],
+            verdict,
+        )
+        for c, (own, verdict) in enumerate(zip(gains.measured, hospital_verdicts(gains, cells)))
+    ]
 
 
 class LossAgreement(Enum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import html
+import json
 import math
 import tomllib
 from collections.abc import Sequence
@@ -19,19 +20,15 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from abps.engine.clinical import Interval
-from abps.evaluate.calibration import Estimate
-from abps.evaluate.net_benefit import Share
-from abps.evaluate.roc import Area
-from abps.evaluate.subgroups import SubgroupPart
+from abps.evaluate.calibration import Interval
+from abps.evaluate.performance import Area, Subgroup
 from abps.evaluate.verdicts import HospitalVerdict
-from abps.fitted.curves import ChartLine, ColumnEffect, above, chart, effects
+from abps.fitted.curves import GRAY, ORANGE, ChartLine, chart, effects
 from abps.fitted.evaluation import ModelEvaluation
 from abps.fitted.fit import ALONE, FitResult
-from abps.fitted.guidelines import checklist
 from abps.fitted.model import FittedModel
 
-#: Curves that the card itself shows; all are in the folder.
+#: Curves that the card shows: of the columns that move the prediction most.
 SHOWN_CURVES = 12
 
 #: The lowest net benefit that a decision curve shows.
@@ -106,8 +103,7 @@ def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
         *_curves(model),
         _limits(fitted, model),
     ]
-    items = checklist({section.title: section.items for section in sections})
-    return [*sections, _section("checklist", Grid(("item", "asks", "where", "state"), items))]
+    return [*sections, _checklist(sections)]
 
 
 def _use(fitted: FitResult, model: FittedModel) -> CardSection:
@@ -206,7 +202,7 @@ def _performance(both: list[tuple[str, ModelEvaluation]], model: FittedModel) ->
         words += _say("performance", "survival")
     rows = []
     for name, e in both:
-        scores = [score_words(e.measures.get(each)) for each in names]
+        scores = [interval_words(e.measures[each]) for each in names]
         if model.outcome.binary:
             scores = [area_words(e.area), decimal(e.brier)]
         rows.append((name, number(e.rows), number(e.events), *scores))
@@ -222,16 +218,17 @@ def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
     rows = (
         (f"alone ({ALONE})", decimal(found.alone)),
         (f"together ({fitted.making.method})", decimal(found.together)),
-        ("difference on its own patients", signed(found.measured)),
-        ("estimated gain, with the evidence of all hospitals", gain_words(found.gain)),
-        ("probability of a gain", chance_words(found.better)),
+        ("difference on its own patients", decimal(found.evidence.own.value, "+.3f")),
+        ("estimated gain, with the evidence of all hospitals", interval_words(found.evidence.gain, "+.3f")),
+        ("probability of a gain", chance_words(found.evidence.better)),
     )
-    words = _say("alone", found.verdict.value)
+    verdict, needed = found.evidence.verdict, found.evidence.needed
+    words = _say("alone", verdict.value)
     events = fitted.evaluations[model.center].events
-    if not found.verdict.answers or found.verdict.value.startswith("probably"):
-        if math.isfinite(found.events_needed) and found.events_needed > events:
-            words += _say("alone", "needed", needed=number(found.events_needed), events=events)
-    elif found.verdict in (HospitalVerdict.LOSES, HospitalVerdict.SAME):
+    if not verdict.answers or verdict.value.startswith("probably"):
+        if math.isfinite(needed) and needed > events:
+            words += _say("alone", "needed", needed=number(needed), events=events)
+    elif verdict in (HospitalVerdict.LOSES, HospitalVerdict.SAME):
         words += _say("alone", "command", alone=ALONE)
     table = Grid((model.outcome.measure, model.center), rows)
     return [_section("alone", Text(words), table, Text(_say("alone", "note")))]
@@ -242,9 +239,9 @@ def _calibration(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
         (
             name,
             number(e.calibration.observed),
-            decimal(e.calibration.expected, 1),
-            estimate_words(e.calibration.in_the_large),
-            estimate_words(e.calibration.slope),
+            decimal(e.calibration.expected, ".1f"),
+            slope_words(e.calibration.in_the_large),
+            slope_words(e.calibration.slope),
             "too few events" if e.curve is None else decimal(e.curve.error),
         )
         for name, e in both
@@ -257,7 +254,7 @@ def _calibration(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
         ends = np.array([float(min(curve.at.min(), curve.observed.min())), float(curve.at.max())])
         lines = [
             ChartLine("observed", curve.at, curve.observed, curve.low, curve.high),
-            ChartLine("ideal", ends, ends, dashed=True),
+            ChartLine("ideal", ends, ends, dashed=True, color=GRAY),
         ]
         svg = chart(lines, "predicted probability", "share of events", f"Calibration of {whose}")
         blocks.append(CardFigure(svg, "calibration.svg", _say("calibration", "curve", whose=whose)))
@@ -268,15 +265,18 @@ def _decisions(every: ModelEvaluation) -> CardSection:
     rows = []
     for name, at in every.thresholds.items():
         shares = (at.called, at.sensitivity, at.specificity, at.positive_value, at.negative_value)
-        rows.append((f"{decimal(at.threshold)} ({name})", *(share_words(s) for s in shares)))
+        rows.append((f"{decimal(at.threshold)} ({name})", *(interval_words(s, ".0%") for s in shares)))
     header = ("threshold", "at or above", "sensitivity", "specificity", "PPV", "NPV")
     blocks: list[Block] = [Grid(header, tuple(rows)), Text(_say("decisions", "judged"))]
     if every.decisions is not None and every.events:
         d = every.decisions
+        model, everybody = d.model >= LOWEST_BENEFIT, d.everyone >= LOWEST_BENEFIT
         lines = [
-            ChartLine("model", *above(d.thresholds, d.model, LOWEST_BENEFIT)),
-            ChartLine("treat everybody", *above(d.thresholds, d.everyone, LOWEST_BENEFIT), dashed=True),
-            ChartLine("treat nobody", d.thresholds, np.zeros(len(d.thresholds)), dashed=True),
+            ChartLine("model", d.thresholds[model], d.model[model]),
+            ChartLine(
+                "treat everybody", d.thresholds[everybody], d.everyone[everybody], dashed=True, color=GRAY
+            ),
+            ChartLine("treat nobody", d.thresholds, np.zeros(len(d.thresholds)), dashed=True, color=ORANGE),
         ]
         svg = chart(lines, "threshold", "net benefit", "Decision curve of all hospitals")
         blocks.append(CardFigure(svg, "decisions.svg", _say("decisions", "curve")))
@@ -284,7 +284,7 @@ def _decisions(every: ModelEvaluation) -> CardSection:
 
 
 def _subgroups(fitted: FitResult) -> CardSection:
-    rows = [(column, *part_words(part)) for column, parts in fitted.subgroups.items() for part in parts]
+    rows = [(column, *_subgroup_words(part)) for column, parts in fitted.subgroups.items() for part in parts]
     if not rows:
         return _section("subgroups", Text(_say("subgroups", "nothing")))
     header = ("column", "subgroup", "rows", "events", "AUROC", "observed / expected")
@@ -292,32 +292,20 @@ def _subgroups(fitted: FitResult) -> CardSection:
 
 
 def _curves(model: FittedModel) -> list[CardSection]:
-    found, what = effects(model), adds_to(model)
+    found = effects(model)
     if not found:
         return []
-    against = "a large number" if model.outcome.kind == "continuous" else "the event"
+    what, against = "the log odds", "the event"
+    if model.outcome.kind == "continuous":
+        what, against = "the number in deviations", "a large number"
     levels = tuple((e.name, f"{e.amount:+.3f}") for e in found if e.curve is None)
-    drawn = [
-        CardFigure(draw(effect, what), f"{effect.file}.svg", effect.name)
-        for effect in [e for e in found if e.curve is not None][:SHOWN_CURVES]
-    ]
+    drawn = []
+    for e, curve in [(e, e.curve) for e in found if e.curve is not None][:SHOWN_CURVES]:
+        line, adds = [ChartLine(e.name, *curve)], f"added {what.removeprefix('the ')}"
+        svg = chart(line, e.name, adds, e.name, e.knots)
+        drawn.append(CardFigure(svg, f"{e.file}.svg", e.name))
     words = Text(_say("curves", "sum", what=what, against=against))
     return [_section("curves", words, Grid(("column", f"adds to {what}"), levels), *drawn)]
-
-
-def adds_to(model: FittedModel) -> str:
-    """What the columns of an additive model add up to."""
-    if model.outcome.kind == "continuous":
-        return "the number in deviations"
-    return "the log odds"
-
-
-def draw(effect: ColumnEffect, what: str = "the log odds") -> str:
-    """The curve of one column."""
-    assert effect.curve is not None
-    at, adds = effect.curve
-    words = f"added {what.removeprefix('the ')}"
-    return chart([ChartLine(effect.name, at, adds)], effect.name, words, effect.name, effect.knots)
 
 
 def _limits(fitted: FitResult, model: FittedModel) -> CardSection:
@@ -337,23 +325,28 @@ def number(value: float) -> str:
     return f"{int(value):,}"
 
 
-def decimal(value: float, digits: int = 3) -> str:
+def decimal(value: float, form: str = ".3f") -> str:
     """A number, or a dash where there is none."""
-    return "–" if math.isnan(value) else f"{value:.{digits}f}"
+    return "–" if math.isnan(value) else f"{value:{form}}"
 
 
-def signed(value: float) -> str:
-    """A difference, or a dash where there is none."""
-    return "–" if math.isnan(value) else f"{value:+.3f}"
+def interval_words(found: Interval, form: str = ".3f", unknown: str = "–") -> str:
+    """A number with its interval, where they are known."""
+    if not found.known:
+        return unknown
+    within = "" if math.isnan(found.low) else f" ({found.low:{form}} to {found.high:{form}})"
+    return f"{found.value:{form}}{within}"
 
 
-def score_words(score: Interval | None) -> str:
-    """A score with its interval, where there is one."""
-    if score is None or math.isnan(score.value):
-        return "–"
-    if math.isnan(score.low):
-        return decimal(score.value)
-    return f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
+def slope_words(found: Interval) -> str:
+    """A number of calibration with its interval."""
+    return interval_words(found, ".2f", "too few events")
+
+
+def area_words(area: Area) -> str:
+    """An area with its interval, or why there is none."""
+    few = f"too few: {area.events} events, {area.others} non-events"
+    return interval_words(area) if area.enough else few
 
 
 def chance_words(chance: float) -> str:
@@ -362,43 +355,54 @@ def chance_words(chance: float) -> str:
     >>> chance_words(0.9999), chance_words(0.874)
     ('above 99%', '87%')
     """
-    if math.isnan(chance):
-        return "–"
-    return "above 99%" if chance > 0.99 else "below 1%" if chance < 0.01 else f"{chance:.0%}"
+    return "above 99%" if chance > 0.99 else "below 1%" if chance < 0.01 else decimal(chance, ".0%")
 
 
-def gain_words(gain: Interval) -> str:
-    """A gain with its interval."""
-    return "–" if math.isnan(gain.value) else f"{gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
+def _subgroup_words(part: Subgroup) -> tuple[str, ...]:
+    if part.hidden:
+        return part.name, "hidden", "hidden", interval_words(part.auroc, unknown=part.hidden), ""
+    counts = part.name, number(part.rows), number(part.events)
+    return *counts, interval_words(part.auroc), decimal(part.ratio, ".2f")
 
 
-def area_words(area: Area) -> str:
-    """An area with its interval, or why there is none."""
-    if not area.enough:
-        return f"too few: {area.events} events, {area.others} non-events"
-    return f"{area.value:.3f} ({area.low:.3f} to {area.high:.3f})"
+# ---------------------------------------------------------------- what others ask of a card
 
 
-def estimate_words(estimate: Estimate | None) -> str:
-    """An estimate with its interval."""
-    if estimate is None:
-        return "too few events"
-    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+def _checklist(sections: Sequence[CardSection]) -> CardSection:
+    """Every item of TRIPOD+AI, where the card answers it, and what is left to do."""
+    partly = _sentences()["checklist"]["partly"].split(", ")
+    rows = []
+    for item, words in _sentences()["tripod"].items():
+        where = "; ".join(section.title for section in sections if item in section.items.split(", "))
+        done = "complete it" if item in partly else "answered"
+        rows.append((item, words, where or "–", done if where else "open: people must answer"))
+    return _section("checklist", Grid(("item", "asks", "where", "state"), tuple(rows)))
 
 
-def share_words(share: Share) -> str:
-    """A share with its interval."""
-    return "–" if share.of == 0 else f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})"
+def front_matter(fitted: FitResult, model: FittedModel) -> str:
+    """The YAML that Hugging Face reads at the beginning of card.md (JSON is YAML); scores that a card does
+    not show are not in it. The licence of the model is for its owner to name."""
+    own = fitted.evaluations[model.center]
+    task = "tabular-regression" if model.outcome.kind == "continuous" else "tabular-classification"
+    scores = {name: found.value for name, found in own.measures.items()}
+    if model.outcome.binary and own.area.enough:
+        scores = {"roc_auc": own.area.value, "brier_score": own.brier}
+    name = f"{model.label} at {model.center}"
+    metrics = [{"type": key, "value": round(value, 4)} for key, value in scores.items() if value == value]
+    data = {"type": "tabular", "name": f"{fitted.federation.name}, {model.center}, out of fold"}
+    result = {"task": {"type": task}, "dataset": data, "metrics": metrics}
+    content: dict[str, Any] = {
+        "library_name": "abps",
+        "pipeline_tag": task,
+        "tags": ["tabular", "clinical", "federated-learning", "tripod-ai", fitted.making.method],
+        "model_name": name,
+        **({"model-index": [{"name": name, "results": [result]}]} if metrics else {}),
+    }
+    lines = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in content.items())
+    return "\n".join(["---", *lines, "---", "", ""])
 
 
-def part_words(part: SubgroupPart) -> tuple[str, ...]:
-    """The cells of one subgroup."""
-    if part.area is None:
-        return part.name, "hidden", "hidden", part.hidden or "", ""
-    if part.calibration is None or part.rows is None:
-        return part.name, "hidden", "hidden", area_words(part.area), ""
-    ratio = decimal(part.calibration.ratio, 2)
-    return part.name, number(part.rows), number(part.area.events), area_words(part.area), ratio
+# ---------------------------------------------------------------- the two forms
 
 
 def markdown(title: str, sections: Sequence[CardSection]) -> str:

@@ -79,12 +79,13 @@ def _values(model: FittedModel, source: str, scale: Scale) -> Floats:
     return np.linspace(low, high, POINTS)
 
 
+BLUE, GRAY, ORANGE = "#0072b2", "#808080", "#d55e00"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 300, 56, 12, 14, 44
 
 
 @dataclass(frozen=True, eq=False)
 class ChartLine:
-    """One line of a chart.  low, high: a band around it.  dashed: a reference to compare with."""
+    """One line of a chart.  low, high: a band around it."""
 
     name: str
     x: Floats
@@ -92,6 +93,7 @@ class ChartLine:
     low: Floats | None = None
     high: Floats | None = None
     dashed: bool = False
+    color: str = BLUE
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -112,7 +114,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 def chart(
     lines: Sequence[ChartLine], x_name: str, y_name: str, title: str, marks: Sequence[float] = ()
 ) -> str:
-    """An SVG chart of lines; the first one in color, the others in gray.
+    """An SVG chart of lines.
 
     marks: places on the x axis to mark, such as knots.  title: what a screen reader says.
     """
@@ -152,16 +154,14 @@ def chart(
                 f'<line x1="{px(value)}" x2="{px(value)}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM - 6}" '
                 'stroke="currentColor"/>'
             )
-    colors = ["#0072b2", "#808080", "#d55e00"]
-    for k, line in enumerate(lines):
-        color = colors[min(k, 2)]
+    for line in lines:
         if line.low is not None and line.high is not None:
             band = path(line.x, line.low) + " " + path(line.x[::-1], line.high[::-1])
-            parts.append(f'<polygon points="{band}" fill="{color}" fill-opacity=".18"/>')
+            parts.append(f'<polygon points="{band}" fill="{line.color}" fill-opacity=".18"/>')
         dash = ' stroke-dasharray="4 3"' if line.dashed else ""
         parts.append(
-            f'<polyline points="{path(line.x, line.y)}" fill="none" stroke="{color}" stroke-width="2"{dash}>'
-            f"<title>{html.escape(line.name)}</title></polyline>"
+            f'<polyline points="{path(line.x, line.y)}" fill="none" stroke="{line.color}" stroke-width="2"'
+            f"{dash}><title>{html.escape(line.name)}</title></polyline>"
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_name)}</text>')
@@ -176,17 +176,3 @@ def _span(values: Floats) -> tuple[float, float]:
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def above(x: Floats, y: Floats, least: float) -> tuple[Floats, Floats]:
-    """The part of a line from its beginning to where it first falls below a value, ending exactly there.
-
-    >>> above(np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0, -1.0]), -0.5)
-    (array([0. , 1. , 1.5]), array([ 1. ,  0. , -0.5]))
-    """
-    below = np.flatnonzero(y < least)
-    if not len(below) or below[0] == 0:
-        return x, np.maximum(y, least)
-    k = int(below[0])
-    share = (y[k - 1] - least) / (y[k - 1] - y[k])
-    return np.append(x[:k], x[k - 1] + share * (x[k] - x[k - 1])), np.append(y[:k], least)

@@ -6,6 +6,7 @@ scored by the best model of each hospital alone, so that a card can say what wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,11 +16,11 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows
-from abps.engine.clinical import Interval, chosen_cuts
 from abps.engine.result import Run
 from abps.evaluate.calibration import (
     Calibration,
     CalibrationCurve,
+    Interval,
     Recalibration,
     calibration,
     expit,
@@ -29,10 +30,18 @@ from abps.evaluate.calibration import (
 from abps.evaluate.hospitals import hospital_gains
 from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import measured
-from abps.evaluate.net_benefit import AtThreshold, DecisionCurve, at_threshold, decision_curve
-from abps.evaluate.roc import Area, area
-from abps.evaluate.subgroups import SubgroupPart, subgroups
-from abps.evaluate.verdicts import HospitalVerdict, events_needed, hospital_verdicts
+from abps.evaluate.performance import (
+    Area,
+    AtThreshold,
+    DecisionCurve,
+    Subgroup,
+    area,
+    at_threshold,
+    decision_curve,
+    sensitive_threshold,
+    subgroups,
+)
+from abps.evaluate.verdicts import HospitalEvidence, hospital_evidence
 from abps.models.metrics import Segments
 from abps.models.outcome_scores import main_score, measures
 
@@ -47,15 +56,28 @@ class ModelEvaluation:
     the rest.
     """
 
-    rows: int
-    events: int
-    area: Area
-    brier: float
-    calibration: Calibration
-    curve: CalibrationCurve | None
-    decisions: DecisionCurve | None
-    thresholds: Mapping[str, AtThreshold]
+    rows: int = 0
+    events: int = 0
+    area: Area = field(default_factory=Area)
+    brier: float = math.nan
+    calibration: Calibration = field(default_factory=Calibration)
+    curve: CalibrationCurve | None = None
+    decisions: DecisionCurve | None = None
+    thresholds: Mapping[str, AtThreshold] = field(default_factory=dict)
     measures: Mapping[str, Interval] = field(default_factory=dict)
+
+
+#: The sensitivity that a threshold is chosen for.
+SENSITIVITY = 0.9
+
+
+def chosen_thresholds(probability: Floats, y: NDArray[np.floating]) -> dict[str, float]:
+    """Thresholds by what they promise."""
+    found = {
+        f"sensitivity {SENSITIVITY:.0%}": sensitive_threshold(probability, y.astype(np.float64), SENSITIVITY),
+        "event rate": float(np.mean(y)) if len(y) else math.nan,
+    }
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +121,10 @@ class HeldOutRows:
             mends.append(recalibration(p, mine))
             for k in np.unique(own):
                 after[low:high][own == k] = recalibration(p[own != k], mine[own != k]).apply(p[own == k])
-        thresholds = chosen_cuts(after, y)
+        thresholds = chosen_thresholds(after, y)
         chosen = {name: np.full(len(y), value) for name, value in thresholds.items()}
         for k in np.unique(fold):
-            for name, value in chosen_cuts(after[fold != k], y[fold != k]).items():
+            for name, value in chosen_thresholds(after[fold != k], y[fold != k]).items():
                 chosen[name][fold == k] = value
         probability = Segments(after, answers.start)
         return HeldOutRows(probability, rows, place, fold, tuple(mends), thresholds, chosen)
@@ -119,7 +141,7 @@ class HeldOutRows:
         answers = answers[:, None] if answers.ndim == 1 else answers
         return evaluate_other(answers, self.rows if i is None else self.rows.only(i), self.rows)
 
-    def subgroups(self, names: Mapping[str, Sequence[str | None]]) -> dict[str, list[SubgroupPart]]:
+    def subgroups(self, names: Mapping[str, Sequence[str | None]]) -> dict[str, list[Subgroup]]:
         """By column, performance per subgroup.  names: by column, the subgroup of every row of the table."""
         probability, y = self.answers.values.astype(np.float64), self.rows.y.astype(np.float64)
         return {
@@ -141,7 +163,7 @@ def evaluate(
         rows=len(y),
         events=int(y.sum()),
         area=area(probability, y, fold=fold),
-        brier=float(np.mean((probability - y) ** 2)) if len(y) else float("nan"),
+        brier=float(np.mean((probability - y) ** 2)) if len(y) else math.nan,
         calibration=calibration(probability, y),
         curve=smooth_curve(probability, y),
         decisions=decision_curve(probability, y) if len(y) else None,
@@ -166,10 +188,9 @@ def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> M
     y = np.concatenate([rows.only(i).y for i in range(len(rows.sizes))])
     whole = Rows(np.empty((len(y), 0), np.float32), y, np.array([0, len(y)]), outcome=outcome)
     given = answers[:, 0] if answers.shape[1] == 1 else answers
-    empty = evaluate(np.zeros(0), np.zeros(0), {})
     events = int(outcome.events(y).sum())
     if not len(y):
-        return replace(empty, measures={outcome.measure: Interval(float("nan"))})
+        return ModelEvaluation(measures={outcome.measure: Interval()})
     found = measures(Segments(given, whole.start), whole, train)
     values = {name: Interval(float(value[0])) for name, value in found.items()}
     if outcome.informative(y) >= FEWEST:
@@ -181,25 +202,19 @@ def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> M
         if np.isfinite(draws).any():
             low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
             values[outcome.measure] = replace(values[outcome.measure], low=low, high=high)
-    return replace(empty, rows=len(y), events=events, measures=values)
+    return ModelEvaluation(len(y), events, measures=values)
 
 
 @dataclass(frozen=True)
 class AloneComparison:
     """What working together is worth at one hospital, against its best model alone.
 
-    together, alone: the main score.  measured: their difference on its own patients.  gain: the posterior
-    mean of its true gain, and the 95 % interval.  better: the probability of a gain.
-    events_needed: with which its own patients would settle it; NaN where that cannot be said.
+    together, alone: the main score.  evidence: of its gain.
     """
 
     together: float
     alone: float
-    measured: float
-    gain: Interval
-    better: float
-    verdict: HospitalVerdict
-    events_needed: float
+    evidence: HospitalEvidence
 
 
 def compare_alone(run: Run, alone: Run, folds: int) -> dict[str, AloneComparison]:
@@ -213,19 +228,5 @@ def compare_alone(run: Run, alone: Run, folds: int) -> dict[str, AloneComparison
     gains = hospital_gains(cells, inflation, average_gain(cells, inflation).runs)
     if gains is None:
         return {}
-    verdicts, needed = hospital_verdicts(gains, cells), events_needed(gains, cells, inflation)
-    levels = both.level("together"), both.level("alone")
-    low, high = gains.model.interval()
-    mean, better = gains.model.mean, gains.model.above(0.0)
-    return {
-        center: AloneComparison(
-            float(levels[0][i]),
-            float(levels[1][i]),
-            float(gains.measured[i]),
-            Interval(float(mean[i]), float(low[i]), float(high[i])),
-            float(better[i]),
-            verdicts[i],
-            float(needed[i]),
-        )
-        for i, center in enumerate(centers)
-    }
+    levels = zip(both.level("together"), both.level("alone"), hospital_evidence(gains, cells, inflation))
+    return {center: AloneComparison(*found) for center, found in zip(centers, levels)}

@@ -20,19 +20,20 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation, groups_of
-from abps.data.prepare import Prepared, Rows, prepare, side_by_side
+from abps.data.prepare import Prepared, Rows, prepare
 from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits
-from abps.engine.clinical import chosen_cuts, mended, mends_of
+from abps.engine.clinical import mended, mends_of
 from abps.engine.crossvalidation import FOLDS, cross_validate
 from abps.engine.result import Run, versions
 from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration
-from abps.evaluate.subgroups import SubgroupPart
+from abps.evaluate.performance import Subgroup
 from abps.fitted.evaluation import (
     AloneComparison,
     HeldOutRows,
     ModelEvaluation,
+    chosen_thresholds,
     compare_alone,
 )
 from abps.fitted.inputs import ranges_of
@@ -78,8 +79,6 @@ class FitResult:
     models: one per center.  evaluations: by center, on rows that the evaluated models had not seen; overall:
     the same for all rows together, each predicted by its own center's model.
     subgroups: by column, performance per subgroup.  alone: by center, against its best model alone.
-    probabilities: of every row by its own center's final model: row (of the federation), center, split
-    (learned from, or validation) and probability (recalibrated), or what the model says of other outcomes.
     evaluated: the cross-validated run, where there was one.
     """
 
@@ -88,8 +87,7 @@ class FitResult:
     models: tuple[FittedModel, ...]
     evaluations: Mapping[str, ModelEvaluation]
     overall: ModelEvaluation
-    subgroups: Mapping[str, list[SubgroupPart]]
-    probabilities: pl.DataFrame
+    subgroups: Mapping[str, list[Subgroup]]
     alone: Mapping[str, AloneComparison] = field(default_factory=dict)
     evaluated: Run | None = None
 
@@ -125,8 +123,13 @@ def fit(
     """
     name = method if isinstance(method, str) else name_of(method)
     config = configure(AdditiveAlone() if name == ALONE else method, settings, rounds)
-    _check_request(federation, subgroups)
-    run = cross_validate(federation, config, seed, folds, _first(progress, folds), name, subgroups)
+    if not federation.outcome.binary and subgroups:
+        raise RequestError(
+            f"subgroups need a binary outcome; this outcome is {federation.outcome.kind}; leave them out"
+        )
+    groups_of(federation, subgroups)  # an unknown column ends here, before anything is computed
+    first = progress and (lambda t, most, value: progress(t, most + most // folds, value))
+    run = cross_validate(federation, config, seed, folds, first, name, subgroups)
     compared = {}
     if alone and name != ALONE:
         compared = compare_alone(run, cross_validate(federation, ALONE, seed, folds, name=ALONE), folds)
@@ -144,22 +147,6 @@ def fit(
     )
     made = put_together(federation, config, making, HeldOutRows.of(run, federation), final, subgroups)
     return replace(made, alone=compared, evaluated=run)
-
-
-def _check_request(federation: Federation, subgroups: Sequence[str]) -> None:
-    """Refuse before anything is computed."""
-    if not federation.outcome.binary and subgroups:
-        raise RequestError(
-            f"subgroups need a binary outcome; this outcome is {federation.outcome.kind}; leave them out"
-        )
-    groups_of(federation, subgroups)
-
-
-def _first(progress: Progress | None, folds: int) -> Progress | None:
-    """Progress of the folds as the first part of the whole, of which the final run is the rest."""
-    if progress is None:
-        return None
-    return lambda t, most, value: progress(t, most + most // folds, value)
 
 
 def put_together(
@@ -180,7 +167,6 @@ def put_together(
         {center: seen.evaluation(i) for i, center in enumerate(federation.centers)},
         seen.evaluation(),
         seen.subgroups(groups_of(federation, columns)) if binary else {},
-        _predictions(final, models),
     )
 
 
@@ -236,13 +222,14 @@ def _answers(trained: TrainedNetworks, rows: Rows) -> Floats:
 def held_out_test(trained: TrainedNetworks) -> HeldOutRows:
     """The test rows of one split, recalibrated and cut at thresholds by its validation rows."""
     data, test = trained.data, trained.data.test
-    start, place = test.start, _places(test)
+    start, place = test.start, test.place
+    assert place is not None
     fold, answers = np.zeros(len(test.y), np.int64), _answers(trained, test)
     if not data.outcome.binary:
         return HeldOutRows(Segments(answers, start), test, place, fold)
     judged = Segments(_answers(trained, data.validation)[:, 0], data.validation.start)
     mends = mends_of(judged, labels_of(data.validation))
-    cuts = chosen_cuts(mended(judged, mends).values.astype(np.float64), data.validation.y)
+    cuts = chosen_thresholds(mended(judged, mends).values.astype(np.float64), data.validation.y)
     chosen = {name: np.full(len(test.y), value) for name, value in cuts.items()}
     return HeldOutRows(mended(Segments(answers[:, 0], start), mends), test, place, fold, mends, cuts, chosen)
 
@@ -300,25 +287,6 @@ def _model(
             "versions": versions(),
         },
     )
-
-
-def _places(rows: Rows) -> NDArray[np.int64]:
-    """(rows,) where prepared rows stand in their federation."""
-    assert rows.place is not None
-    return rows.place
-
-
-def _predictions(final: TrainedNetworks, models: Sequence[FittedModel]) -> pl.DataFrame:
-    """What every center's model says of the rows that it was made from."""
-    rows = side_by_side(final.data.train, final.data.validation)
-    order = _places(rows)
-    where = pl.DataFrame({"row": order, "split": np.where(final.split[order] == 0, "learned", "validation")})
-    said = [
-        model.in_words(model.network.answers(rows.only(i).x)).with_columns(center=pl.lit(model.center))
-        for i, model in enumerate(models)
-    ]
-    whole = pl.concat([where, pl.concat(said, how="diagonal")], how="horizontal").sort("row")
-    return whole.select("row", "center", "split", pl.exclude("row", "center", "split"))
 
 
 # ---------------------------------------------------------------- the best model alone, as one to hand out

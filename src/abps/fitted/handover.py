@@ -9,18 +9,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import polars as pl
-
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.prepare import prepare
 from abps.data.split import assign_splits
-from abps.fitted.card import CardFigure, adds_to, card, draw, markdown, page
-from abps.fitted.curves import effects
+from abps.fitted.card import CardFigure, card, front_matter, markdown, page
 from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_together
 from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
-from abps.fitted.guidelines import front_matter
 from abps.fitted.portable import to_onnx
 from abps.methods.regression import Regression
 from abps.statistics.newton import Fit
@@ -61,12 +57,6 @@ def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict
                 for block in section.blocks:
                     if isinstance(block, CardFigure):
                         files.write_text(place / block.file, block.svg)
-            for effect in effects(model):
-                if effect.curve is not None:
-                    files.write_text(place / f"{effect.file}.svg", draw(effect, adds_to(model)))
-            mine = fitted.probabilities.filter(pl.col("center") == model.center)
-            file = "probabilities" if model.outcome.binary else "predictions"
-            files.write_with(place / f"{file}.parquet", mine.write_parquet)
             if portable:
                 write_bytes(place / "model.onnx", to_onnx(model))
             save_model(model, place)

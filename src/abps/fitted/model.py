@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -78,14 +77,6 @@ class FittedModel:
         x = encode_rows(self.book, features)
         return x if self.design is None else self.design.of(x)
 
-    def log_odds(self, features: pl.DataFrame) -> Floats:
-        """(rows,) the network's own log odds, before recalibration."""
-        return self.network.log_odds(self.encode(features))
-
-    def probabilities(self, features: pl.DataFrame) -> Floats:
-        """(rows,) the probability of the event, recalibrated."""
-        return self.recalibration.apply(expit(self.log_odds(features)))
-
     def foretold(self, features: pl.DataFrame) -> pl.DataFrame:
         """What the model says, a column each: the probability of the event; of every class; the number; or
         the chance to live longer than each time of the grid, and a risk that is larger for who fails earlier.
@@ -101,8 +92,7 @@ class FittedModel:
             return pl.DataFrame({"value": said})
         if self.outcome.kind == "classes":
             return pl.DataFrame({f"probability of {n}": said[:, k] for k, n in enumerate(self.outcome.names)})
-        times, alive = np.array(self.outcome.grid), said
-        columns = {f"alive after {t:g}": alive[:, k] for k, t in enumerate(times.tolist())}
+        columns = {f"alive after {t:g}": said[:, k] for k, t in enumerate(self.outcome.grid)}
         return pl.DataFrame(columns | {"risk": risk(self.outcome, answers)})
 
     def _readable(self, table: Any) -> pl.DataFrame:
@@ -171,18 +161,9 @@ class LayeredNetwork:
     branches: tuple[tuple[Layer, ...], ...]
 
     @property
-    def width(self) -> int:
-        """The number of inputs."""
-        return int(self.branches[0][0].weight.shape[1])
-
-    @property
     def outputs(self) -> int:
         """The number of answers for a row."""
         return int(self.branches[0][-1].weight.shape[0])
-
-    def log_odds(self, x: NDArray[np.float32]) -> Floats:
-        """(rows,) the one answer for inputs (rows, width)."""
-        return self.answers(x)[:, 0]
 
     def answers(self, x: NDArray[np.float32]) -> Floats:
         """(rows, outputs) from inputs (rows, width)."""
@@ -224,25 +205,26 @@ class LayeredNetwork:
 
 
 def network_of(module: nn.Module, weights: NDArray[np.float32]) -> LayeredNetwork:
-    """A trained module as plain layers.  weights: (P,) the flat row of its parameters."""
-    named = layout_of(module).unflatten(weights)
+    """A trained module as plain layers.  weights: (P,) the flat row of its parameters, of a linear model
+    perhaps with its pair terms behind them."""
+    layout = layout_of(module)
+    named = layout.unflatten(weights)
     if isinstance(module, MLP):
-        branches: tuple[tuple[Layer, ...], ...] = (_mlp(module, named, ""),)
-    elif isinstance(module, Linear):
+        layers = [
+            Layer(named[f"layers.{k}.weight"], named[f"layers.{k}.bias"], True)
+            for k in range(len(module.layers))
+        ]
+        return LayeredNetwork(((*layers, Layer(named["head.weight"], named["head.bias"], False)),))
+    if isinstance(module, Linear):
         weight = named["terms.weight"]
         if module.mix.shape != (1, 1):
             weight = module.mix.T @ weight
-        branches = ((Layer(weight, named["intercept.value"], False),),)
-        size = layout_of(module).size
-        checked = _checked(LayeredNetwork(branches), module, weights[:size])
-        tail = weights[size:]
-        return LayeredNetwork((*checked.branches, *_pairs(tail, weight.shape[1], module.mix)))
-    else:
-        raise RequestError(
-            f"a model of the kind {type(module).__name__} cannot be written as plain layers yet; "
-            "fit with mlp, linear or gam"
-        )
-    return _checked(LayeredNetwork(branches), module, weights)
+        terms = (Layer(weight, named["intercept.value"], False),)
+        return LayeredNetwork((terms, *_pairs(weights[layout.size :], weight.shape[1], module.mix)))
+    raise RequestError(
+        f"a model of the kind {type(module).__name__} cannot be written as plain layers yet; "
+        "fit with mlp, linear or gam"
+    )
 
 
 def _pairs(tail: NDArray[np.float32], width: int, mix: NDArray[np.float32]) -> tuple[tuple[Layer, ...], ...]:
@@ -254,25 +236,3 @@ def _pairs(tail: NDArray[np.float32], width: int, mix: NDArray[np.float32]) -> t
     hidden = Layer(functions[:, :-1].astype(np.float32), functions[:, -1].astype(np.float32), True)
     out = mix.T @ coefficients @ together.T
     return ((hidden, Layer(out.astype(np.float32), np.zeros(len(out), np.float32), False)),)
-
-
-def _mlp(module: MLP, named: Mapping[str, NDArray[np.float32]], prefix: str) -> tuple[Layer, ...]:
-    hidden = tuple(
-        Layer(named[f"{prefix}layers.{k}.weight"], named[f"{prefix}layers.{k}.bias"], True)
-        for k in range(len(module.layers))
-    )
-    return (*hidden, Layer(named[f"{prefix}head.weight"], named[f"{prefix}head.bias"], False))
-
-
-def _checked(network: LayeredNetwork, module: nn.Module, weights: NDArray[np.float32]) -> LayeredNetwork:
-    """The layers, once they have answered like the module they were taken from."""
-    x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, network.width)).astype(np.float32))
-    module.eval()
-    with torch.no_grad():
-        theirs = torch.func.functional_call(
-            module, layout_of(module).unflatten(torch.from_numpy(weights.copy())), (x,)
-        )
-    ours = network.answers(x.numpy())
-    if not np.allclose(ours, theirs.double().numpy().reshape(ours.shape), rtol=1e-4, atol=1e-4):
-        raise AssertionError("the layers do not answer like the model they were taken from")
-    return network

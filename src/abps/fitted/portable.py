@@ -12,15 +12,11 @@ import json
 from typing import Any
 
 import numpy as np
-import polars as pl
-from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.scales import FARTHEST
 from abps.evaluate.calibration import EDGE
 from abps.fitted.model import FittedModel
-
-Floats = NDArray[np.float64]
 
 #: The version of the operators; every one in use is older.
 OPSET = 17
@@ -42,21 +38,6 @@ def graph_inputs(model: FittedModel) -> tuple[tuple[str, ...], tuple[tuple[str, 
     numbers = tuple(dict.fromkeys(c.source for c in book if c.source not in text))
     levels = tuple((c.source, c.level) for c in book if c.source in text)
     return numbers, levels
-
-
-def graph_values(model: FittedModel, features: pl.DataFrame) -> dict[str, NDArray[Any]]:
-    """What the graph is given for columns as the codebook asks for them."""
-    numbers, levels = graph_inputs(model)
-    rows = features.height
-    one = [features[name].cast(pl.Float64).to_numpy() for name in numbers]
-    other = [
-        (features[name].is_null() if level == "" else (features[name] == level).fill_null(False)).to_numpy()
-        for name, level in levels
-    ]
-    return {
-        "numbers": np.column_stack(one) if one else np.zeros((rows, 0)),
-        "levels": np.column_stack(other).astype(np.float64) if other else np.zeros((rows, 0)),
-    }
 
 
 class _Graph:

@@ -418,7 +418,7 @@ def _calibration(run: Run) -> tuple[float, float, float]:
     expected, observed = np.bincount(center, chance), np.bincount(center, y)
     known = (expected >= ENOUGH) & (observed > 0)
     error = float(np.abs(np.log(observed[known] / expected[known])).mean()) if known.any() else math.nan
-    return math.nan if whole.slope is None else whole.slope.value, y.sum() / chance.sum(), error
+    return whole.slope.value, y.sum() / chance.sum(), error
 
 
 def _against(parts: Sequence[_Part], label: str, other: str, real: bool) -> tuple[float, float, float]:

@@ -6,7 +6,6 @@ which one row in twenty was still watched: later, few rows would stand for many.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.outcome import Outcome
-from abps.data.prepare import Prepared, Rows, side_by_side
+from abps.data.prepare import Rows
 from abps.evaluate import survival
 from abps.models import outcomes
 from abps.models.metrics import Segments, auroc, labels_of, log_loss
@@ -45,28 +44,6 @@ def measures(logits: Segments, rows: Rows, train: Rows) -> dict[str, Floats]:
     elif outcome.kind == "survival":
         found |= _survival(logits, labels, train)
     return found
-
-
-#: Intervals of the common grid on which centers count for a curve of all.
-CURVE_STEPS = 40
-
-
-def survived(data: Prepared) -> tuple[tuple[float, float], ...]:
-    """Kaplan-Meier of all rows, from counts that centers publish on a common grid: times, and the chance to
-    live longer; no step is of fewer than ten events. Nothing for other outcomes."""
-    if data.outcome.kind != "survival":
-        return ()
-    rows = side_by_side(data.own, data.test)
-    time, event = np.abs(rows.y).astype(np.float64), ~np.signbit(rows.y)
-    if not event.any():
-        return ()
-    share = np.arange(1, CURVE_STEPS + 1) / CURVE_STEPS
-    grid = np.unique(np.quantile(time[event], share, method="inverted_cdf"))
-    pieces = [slice(int(a), int(b)) for a, b in itertools.pairwise(rows.start) if b > a]
-    counts = [survival.grid_counts(time[piece], event[piece], grid) for piece in pieces]
-    watched, died, ended = (list(column) for column in zip(*counts))
-    curve = survival.common_curve(grid, watched, died, ended)
-    return tuple(zip(curve.time.tolist(), curve.value.tolist()))
 
 
 def _each(

@@ -21,22 +21,23 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.federation import About
 from abps.engine.result import Run
+from abps.evaluate.calibration import UNKNOWN, Interval
 from abps.evaluate.hospitals import HospitalGains, hospital_gains
-from abps.evaluate.inference import AverageGain, average_gain, fold_inflation, split_inflation
+from abps.evaluate.inference import AverageGain, Scope, average_gain, fold_inflation, split_inflation
 from abps.evaluate.measured import Measured, measured
 from abps.evaluate.paired import PairedCells
 from abps.evaluate.verdicts import (
     MARGIN,
     RELEVANT,
+    HospitalEvidence,
     HospitalVerdict,
     LossAgreement,
     Settles,
     Verdict,
     agreement,
     alpha_at_look,
-    events_needed,
     holm,
-    hospital_verdicts,
+    hospital_evidence,
     settles,
     verdict,
 )
@@ -57,19 +58,22 @@ SIMPLE = "glm-exact"
 
 
 @dataclass(frozen=True, eq=False)
-class MethodResult:
-    """All runs of one method (with its settings) on one federation.
+class MethodLine:
+    """All runs of one method (with its settings) on one federation, and what may be said of them.
 
-    seeds: sorted, one per repeat.  level, loss: (centers,) the main measure and the mean loss over all
-    repeats; NaN where a center cannot be scored.
+    runs: by seed, one per repeat.  level, loss: (centers,) the main measure and the mean loss over all
+    repeats; NaN where a center cannot be scored.  random: the control that it is held against.
     """
 
     label: str
     method: str
     runs: tuple[Run, ...]
-    seeds: tuple[int, ...]
     level: Floats
     loss: Floats
+    random: str = ""
+    to_alone: Comparison | None = None
+    to_fedavg: Comparison | None = None
+    to_random: Comparison | None = None
 
     @property
     def mean(self) -> float:
@@ -154,6 +158,21 @@ class Comparison:
         return self.gain.interval()
 
     @property
+    def like_these(self) -> Interval:
+        """The gain over hospitals like these; unknown where there is one alone."""
+        low, high = self.gain.interval(scope=Scope.LIKE_THESE)
+        return Interval(self.gain.estimate, low, high) if math.isfinite(low) else UNKNOWN
+
+    @cached_property
+    def further(self) -> Interval:
+        """The gain of one further hospital; its value is the probability that it is above zero."""
+        if self.hospitals is None:
+            return UNKNOWN
+        law = self.hospitals.further
+        (chance,), ((low,), (high,)) = law.above(0.0), law.interval()
+        return Interval(float(chance), float(low), float(high))
+
+    @property
     def agreement(self) -> LossAgreement:
         """Whether the loss says the same."""
         return agreement(self.gain, self.loss)
@@ -169,22 +188,13 @@ class Comparison:
         return hospital_gains(self.cells, self.inflation, self.gain.runs)
 
     @cached_property
-    def hospital_verdicts(self) -> list[HospitalVerdict]:
-        """(centers,) what is said about every hospital."""
-        if self.hospitals is None:
-            return [HospitalVerdict.TOO_FEW] * len(self.cells.gain)
-        return hospital_verdicts(self.hospitals, self.cells)
+    def evidence(self) -> list[HospitalEvidence]:
+        """(centers,) what is known about every hospital's gain."""
+        return hospital_evidence(self.hospitals, self.cells, self.inflation)
 
-    @cached_property
-    def events_needed(self) -> Floats:
-        """(centers,) events of its own with which a hospital's answer would be clear."""
-        if self.hospitals is None:
-            return np.full(len(self.cells.gain), np.nan)
-        return events_needed(self.hospitals, self.cells, self.inflation)
-
-    def count(self, *words: HospitalVerdict) -> int:
-        """How many hospitals have one of these verdicts."""
-        return sum(word in words for word in self.hospital_verdicts)
+    def count(self, word: HospitalVerdict) -> int:
+        """How many hospitals have a verdict."""
+        return sum(each.verdict is word for each in self.evidence)
 
     @property
     def expected_losing(self) -> float:
@@ -205,7 +215,7 @@ class RowScores:
     """The scores of all methods on one federation, by label and seed."""
 
     def __init__(self, runs: Mapping[str, Sequence[Run]], centers: int) -> None:
-        self._frames: dict[tuple[str, int], pl.DataFrame] = {}
+        self._frames: dict[str, dict[int, pl.DataFrame]] = {label: {} for label in runs}
         for label, found in runs.items():
             for run in found:
                 frame = run.row_scores
@@ -214,36 +224,24 @@ class RowScores:
                         f"{label}, seed {run.seed}: the scores of its rows (scores.parquet) are missing; ask "
                         "for the same comparison again"
                     )
-                self._frames[label, run.seed] = frame
+                self._frames[label][run.seed] = frame
         self._centers = centers
-        self._held: dict[tuple[int, ...], Measured] = {}
-        self._seeds = {label: tuple(sorted(run.seed for run in found)) for label, found in runs.items()}
+        self._measured: dict[tuple[int, ...], Measured] = {}
+
+    def seeds(self, *labels: str) -> tuple[int, ...]:
+        """The repeats that some methods have in common."""
+        return tuple(sorted(set.intersection(*(set(self._frames[label]) for label in labels))))
 
     def of(self, *labels: str) -> Measured:
         """The measures of some methods on the repeats that all of them have."""
-        seeds = tuple(s for s in self._seeds[labels[0]] if all(s in self._seeds[each] for each in labels))
+        seeds = self.seeds(*labels)
         if not seeds:
             raise RequestError(f"{' and '.join(labels)} have no seed in common; run them with the same seeds")
-        if seeds not in self._held:
-            whole = [label for label, own in self._seeds.items() if set(seeds) <= set(own)]
-            frames = {label: [self._frames[label, seed] for seed in seeds] for label in whole}
-            self._held[seeds] = measured(frames, self._centers)
-        return self._held[seeds]
-
-    def repeats(self, *labels: str) -> int:
-        """How many repeats some methods have in common."""
-        return sum(all(seed in self._seeds[each] for each in labels) for seed in self._seeds[labels[0]])
-
-
-@dataclass(frozen=True, eq=False)
-class MethodLine:
-    """A method with what may be said of it. random: the control that it is held against."""
-
-    result: MethodResult
-    to_alone: Comparison | None
-    to_fedavg: Comparison | None
-    to_random: Comparison | None
-    random: str
+        if seeds not in self._measured:
+            whole = {k: own for k, own in self._frames.items() if set(seeds) <= set(own)}
+            frames = {label: [own[seed] for seed in seeds] for label, own in whole.items()}
+            self._measured[seeds] = measured(frames, self._centers)
+        return self._measured[seeds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,21 +265,21 @@ class Part:
     @property
     def measure(self) -> str:
         """What the main measure of its outcome is called."""
-        return self.lines[0].result.runs[0].measure
+        return self.lines[0].runs[0].measure
 
     @property
     def lead(self) -> MethodLine | None:
         """The line of the page's method."""
-        return next((line for line in self.lines if line.result.label == self.page), None)
+        return self.find(self.page)
 
     @property
     def primary(self) -> Comparison | None:
         """The page's method against training alone."""
         return None if self.lead is None else self.lead.to_alone
 
-    def find(self, label: str | None) -> MethodResult | None:
+    def find(self, label: str | None) -> MethodLine | None:
         """A method's results, if it ran."""
-        return next((line.result for line in self.lines if line.result.label == label), None)
+        return next((line for line in self.lines if line.label == label), None)
 
     def compare(self, first: str, second: str) -> Comparison | None:
         """The comparison of two methods, whichever way round it was made."""
@@ -293,36 +291,36 @@ class Part:
     @property
     def repeats(self) -> int:
         """The largest number of repeats that a method has."""
-        return max(len(line.result.seeds) for line in self.lines)
+        return max(len(line.runs) for line in self.lines)
 
     @cached_property
     def scored(self) -> tuple[int, int]:
         """Rows and events that scores stand on, each counted once."""
         found = self.primary or next(iter(self.comparisons.values()), None)
         if found is None:
-            run = self.lines[0].result.runs[0]
-            return sum(run.scored.per_center_rows.values()), sum(run.scored.per_center_events.values())
+            scored = self.lines[0].runs[0].scored
+            return sum(scored.per_center_rows.values()), sum(scored.per_center_events.values())
         return int((found.cells.events + found.cells.others).sum()), int(found.cells.events.sum())
 
 
-def page_method(results: Sequence[MethodResult]) -> str | None:
+def page_method(lines: Sequence[MethodLine]) -> str | None:
     """The method that a page is about: abps-plus if it ran, else the first named method that sends something.
 
     Never chosen by its scores: its comparison with training alone must be fixed before the runs.
     """
-    sending = [r for r in results if r.sends and r.method not in (*REFERENCE_ONLY, SIMPLE)]
-    chosen = [r for r in sending if r.method == "abps-plus"] or [
-        r for r in sending if not r.method.startswith(("random-", "fedavg"))
+    sending = [line for line in lines if line.sends and line.method not in (*REFERENCE_ONLY, SIMPLE)]
+    chosen = [line for line in sending if line.method == "abps-plus"] or [
+        line for line in sending if not line.method.startswith(("random-", "fedavg"))
     ]
-    return next((r.label for r in [*chosen, *sending]), None)
+    return next((line.label for line in [*chosen, *sending]), None)
 
 
-def control_of(result: MethodResult, present: Iterable[str]) -> str | None:
+def control_of(line: MethodLine, present: Iterable[str]) -> str:
     """The random control that a method is held against: the one with as many partners, else the other."""
-    kappa = result.runs[0].config.get("selection", {}).get("kappa", 1)
+    kappa = line.runs[0].config.get("selection", {}).get("kappa", 1)
     wanted = ["random-k3", "random-k1"] if kappa > 1 else ["random-k1", "random-k3"]
-    found = next((name for name in wanted if name in present), None)
-    return None if found == result.label else found
+    found = next((name for name in wanted if name in present), "")
+    return "" if found == line.label else found
 
 
 def inflation_of(run: Run) -> float:
@@ -344,64 +342,49 @@ def analyse(
 
     runs: by label, in order.  methods: the method of every label.
     """
-    centers = tuple(
-        sorted({name for found in runs.values() for run in found for name in run.main.per_center})
-    )
+    names = {name for found in runs.values() for run in found for name in run.main.per_center}
+    centers = tuple(sorted(names))
     scores = RowScores(runs, len(centers))
-    inside = [_result(label, methods.get(label, label), found, scores) for label, found in runs.items()]
+    lines = []
+    for label, found in runs.items():
+        own, ordered = scores.of(label), tuple(sorted(found, key=lambda run: run.seed))
+        line = MethodLine(label, methods.get(label, label), ordered, own.level(label), own.mean_loss(label))
+        lines.append(replace(line, random=control_of(line, runs)))
     alone = next((name for name in ALONE if name in runs), None)
-    page = page_method(inside)
-    first = inside[0].runs[0]
-    make = _Maker(scores, inflation_of(first), first.scored.folds, alpha_at_look(look), margin)
-    controls = {r.label: control_of(r, runs) for r in inside}
-    found = make.families(_families(inside, alone, page, controls))
-    part = Part(data, centers, (), found, alone, page, margin, first.scored.folds, look)
+    page, first = page_method(lines), lines[0].runs[0]
+    base = _Pairs(scores, inflation_of(first), first.scored.folds, alpha_at_look(look), margin)
+    comparisons = base.corrected(_families(lines, alone, page))
+    part = Part(data, centers, (), comparisons, alone, page, margin, first.scored.folds, look)
 
     def to(label: str, other: str | None) -> Comparison | None:
-        return None if other is None or other == label else part.compare(label, other)
+        return part.compare(label, other) if other and other != label else None
 
-    lines = tuple(
-        MethodLine(
-            r,
-            to(r.label, alone),
-            to(r.label, "fedavg"),
-            to(r.label, controls[r.label]),
-            controls[r.label] or "",
+    said = tuple(
+        replace(
+            line,
+            to_alone=to(line.label, alone),
+            to_fedavg=to(line.label, "fedavg"),
+            to_random=to(line.label, line.random),
         )
-        for r in inside
+        for line in lines
     )
-    return replace(part, lines=lines)
-
-
-def _result(label: str, method: str, runs: Sequence[Run], scores: RowScores) -> MethodResult:
-    ordered = tuple(sorted(runs, key=lambda run: run.seed))
-    found = scores.of(label)
-    return MethodResult(
-        label,
-        method,
-        ordered,
-        tuple(run.seed for run in ordered),
-        found.level(label),
-        found.mean_loss(label),
-    )
+    return replace(part, lines=said)
 
 
 def _families(
-    results: Sequence[MethodResult], alone: str | None, page: str | None, controls: Mapping[str, str | None]
+    lines: Sequence[MethodLine], alone: str | None, page: str | None
 ) -> list[list[tuple[str, str]]]:
     """Pairs by family, the primary comparison first and by itself."""
-    labels = [r.label for r in results]
-    primary = [(page, alone)] if page is not None and alone is not None else []
-    families = [primary, [(label, alone) for label in labels if alone is not None and label != alone]]
-    families.append([(page, SIMPLE)] if page is not None and SIMPLE in labels and page != SIMPLE else [])
-    families.append([(label, "fedavg") for label in labels if "fedavg" in labels and label != "fedavg"])
-    families.append([(label, other) for label in labels if (other := controls[label]) is not None])
-    return families
+    labels = [line.label for line in lines]
+    families = [[(page or "", other)] for other in (alone, SIMPLE) if other in labels]
+    families += [[(label, other) for label in labels] for other in (alone, "fedavg") if other in labels]
+    families.append([(line.label, line.random) for line in lines])
+    return [[(a, b) for a, b in family if a and b and a != b] for family in families]
 
 
 @dataclass(frozen=True, eq=False)
-class _Maker:
-    """Makes comparisons; a pair that is in an earlier family is not made again."""
+class _Pairs:
+    """What comparisons of a federation have in common."""
 
     scores: RowScores
     inflation: float
@@ -409,19 +392,17 @@ class _Maker:
     alpha: float
     margin: float
 
-    def families(self, families: Sequence[Sequence[tuple[str, str]]]) -> dict[tuple[str, str], Comparison]:
-        """All comparisons by pair, corrected within their families."""
+    def corrected(self, families: Sequence[Sequence[tuple[str, str]]]) -> dict[tuple[str, str], Comparison]:
+        """All comparisons by pair, corrected within the first family that they are in."""
         made: dict[tuple[str, str], Comparison] = {}
         for family in families:
-            fresh = [pair for pair in family if pair not in made and pair[::-1] not in made]
-            found = [self.pair(*pair) for pair in dict.fromkeys(fresh)]
+            found = [self.compare(*pair) for pair in family if pair not in made and pair[::-1] not in made]
             adjusted = holm([math.nan if each.reference else each.p for each in found])
             for each, p in zip(found, adjusted):
-                corrected = each.p if math.isnan(p) else p
-                made[each.first, each.second] = replace(each, corrected=corrected)
+                made[each.first, each.second] = each if math.isnan(p) else replace(each, corrected=p)
         return made
 
-    def pair(self, first: str, second: str) -> Comparison:
+    def compare(self, first: str, second: str) -> Comparison:
         """One comparison by itself."""
         scores = self.scores.of(first, second)
         cells, loss_cells = scores.cells(first, second), scores.loss_cells(first, second)
@@ -436,7 +417,7 @@ class _Maker:
             average_gain(loss_cells, self.inflation),
             self.inflation,
             self.folds,
-            self.scores.repeats(first, second),
+            len(self.scores.seeds(first, second)),
             p,
             p,
             self.alpha,

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
 
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.repairs import RULES
 from abps.engine.result import Run
-from abps.evaluate.verdicts import MARGIN
+from abps.evaluate.verdicts import MARGIN, HospitalVerdict
 from abps.report import study_tables, tables
 from abps.report.analysis import Part, analyse
-from abps.report.answer import FirstScreen, first_screen
+from abps.report.answer import PLAIN_NAMES, FirstScreen, bytes_of, first_screen
 from abps.report.clinical_part import ClinicalPart, clinical_part, within
 from abps.report.figures import Drawing, draw_all
-from abps.report.forest import calibration_picture, forest, shown_in_forest
+from abps.report.forest import ForestPlot, forest
 from abps.report.hospitals import HospitalStory, hospitals_of
 from abps.report.pages.document import render
 from abps.report.privacy import PrivacyPart, privacy_part
-from abps.report.study_tables import findings, in_ten
-from abps.report.tables import Table
+from abps.report.study_tables import headline, spoken
 from abps.study.compare import Study
 from abps.study.execute import words_of
 from abps.study.plan import Request, slug
@@ -38,16 +34,27 @@ class Section:
     part: Part
     first: FirstScreen
     hospitals: tuple[HospitalStory, ...]
-    findings: list[str]
-    tables: list[Table]
-    drawings: list[Drawing]
+    forest: ForestPlot | None
+    headline: tables.Table
+    drawings: tuple[Drawing, ...]
     clinical: ClinicalPart
-    privacy: PrivacyPart | None = None
+    privacy: PrivacyPart
 
     @property
-    def sheets(self) -> list[Table]:
-        """The tables that are written beside the page."""
-        return [*self.tables, *self.clinical.tables, *(self.privacy.tables if self.privacy else [])]
+    def losing(self) -> int:
+        """Hospitals that clearly lose."""
+        return sum(h.evidence.verdict is HospitalVerdict.LOSES for h in self.hospitals)
+
+    @property
+    def rounds(self) -> float:
+        """Exchanges of the page's method, on average."""
+        return 0.0 if self.part.lead is None else self.part.lead.average(lambda run: run.rounds)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was noticed about the table, each thing once."""
+        check = self.part.data.check
+        return [] if check is None else list(dict.fromkeys(check.remarks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +87,9 @@ def parts_of(study: Study, margin: float = MARGIN, look: int = 1) -> list[Part]:
     return parts
 
 
-def headlines(study: Study) -> list[Table]:
+def headlines(study: Study) -> list[tables.Table]:
     """The headline table of every federation of a study."""
-    return [study_tables.headline(part) for part in parts_of(study)]
+    return [headline(part) for part in parts_of(study)]
 
 
 def figures(study: Study) -> list[Drawing]:
@@ -90,17 +97,19 @@ def figures(study: Study) -> list[Drawing]:
     return draw_all(parts_of(study)[0])
 
 
-def section_of(part: Part, privacy: PrivacyPart | None = None, number: int = 1) -> Section:
+def section_of(part: Part, privacy: PrivacyPart) -> Section:
     """Words, tables and figures of one federation."""
     hospitals = hospitals_of(part)
+    clinical = clinical_part(part, hospitals)
+    drawings = [*draw_all(part), *([clinical.decisions] if clinical.decisions else [])]
     return Section(
         part,
-        first_screen(part, hospitals, brief=number > 1),
+        first_screen(part, hospitals),
         hospitals,
-        findings(part),
-        [study_tables.headline(part)],
-        draw_all(part),
-        clinical_part(part),
+        forest(hospitals, part.primary),
+        headline(part),
+        tuple(drawings),
+        clinical,
         privacy,
     )
 
@@ -113,113 +122,55 @@ def build(study: Study, out: Path, margin: float | None = None) -> Report:
     seeds = sorted({run.seed for _, run in study.runs})
     look = 1 if study.root is None else StudyFolder(study.root).count_look(seeds)
     parts = parts_of(study, MARGIN if margin is None else margin, look)
-    sections = [section_of(part, privacy_part(study, part), k) for k, part in enumerate(parts, 1)]
+    sections = [section_of(part, privacy_part(study, part)) for part in parts]
     for number, section in enumerate(sections, 1):
         inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
         _write_tables(out / "tables" / inside, section)
-        for drawing in (*section.drawings, *section.clinical.drawings):
+        for drawing in section.drawings:
             drawing.save(out / "figures" / inside)
     files.write_text(out / "timing.csv", tables.as_csv(_timing(study)))
     tuned = words_of(study.record.choices, study.record.request.tune)
-    files.write_text(out / "report.html", page(study.record.request, sections, study.absent, tuned=tuned))
+    files.write_text(out / "report.html", page(study.record.request, sections, study.absent, tuned))
     return Report(out / "report.html", sections, study.absent, tuned)
 
 
 def _write_tables(folder: Path, section: Section) -> None:
-    for table in section.sheets:
+    part = section.part
+    shown = [section.headline, section.clinical.subgroups, section.privacy.inferred]
+    for table in filter(None, shown):
         files.write_text(folder / f"{table.name}.md", tables.as_markdown(table))
         files.write_text(folder / f"{table.name}.tex", tables.as_latex(table))
-        plain = study_tables.numbers(section.part) if table.name == "headline" else table
-        files.write_text(folder / f"{table.name}.csv", tables.as_csv(plain))
-    for table in (study_tables.runs(section.part), study_tables.centers(section.part)):
-        files.write_text(folder / f"{table.name}.csv", tables.as_csv(table))
+    sheets = [study_tables.numbers(part), study_tables.runs(part), study_tables.centers(part), *shown[1:]]
+    if section.hospitals:
+        sheets.append(study_tables.hospitals(section.hospitals))
+    for sheet in filter(None, sheets):
+        files.write_text(folder / f"{sheet.name}.csv", tables.as_csv(sheet))
 
 
-def _timing(study: Study) -> Table:
+def _timing(study: Study) -> tables.Table:
     """How long each run took: apart from the tables, because it changes from time to time."""
     rows = tuple(
         (planned.label, str(run.seed), run.data.name, str(run.rounds), f"{run.seconds:.3f}")
         for planned, run in study.runs
     )
-    return Table("timing", "Seconds per run.", ("method", "seed", "data", "rounds", "seconds"), rows)
-
-
-# ---------------------------------------------------------------- the page
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file inside the page."""
-
-    name: str
-    address: str
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What a section shows besides its words: the plots, the files, and what was noticed about the data."""
-
-    forest: Markup
-    whole_forest: Markup
-    drawings: list[Drawing]
-    clinical_drawings: list[Drawing]
-    downloads: list[Download]
-    warnings: list[str]
+    return tables.Table("timing", "", ("method", "seed", "data", "rounds", "seconds"), rows)
 
 
 def page(
-    request: Request,
-    sections: Sequence[Section],
-    absent: Sequence[str],
-    tuned: Sequence[str] = (),
+    request: Request, sections: Sequence[Section], absent: Sequence[str], tuned: Sequence[str] = ()
 ) -> str:
     """The page of a study."""
-    versions = sections[0].part.lines[0].result.runs[0].versions
-    names = ", ".join(section.part.data.name for section in sections)
     return render(
         "report.html",
-        title=f"{names} – federated comparison",
-        views=[_view(section, number) for number, section in enumerate(sections, 1)],
+        title=f"{', '.join(section.part.data.name for section in sections)} – federated comparison",
         request=request,
         sections=sections,
         absent=absent,
         tuned=tuned,
-        versions=versions,
+        versions=sections[0].part.lines[0].runs[0].versions,
         rules=RULES,
         within=within,
-        in_ten=in_ten,
-        curve=calibration_picture,
+        spoken=spoken,
+        bytes_of=bytes_of,
+        plain_names=PLAIN_NAMES,
     )
-
-
-def _view(section: Section, number: int) -> View:
-    part, hospitals, found = section.part, section.hospitals, section.part.primary
-    drawn = whole = Markup()
-    if found is not None:
-        drawn = forest(hospitals, found, part.measure, number)
-        if len(shown_in_forest(hospitals)) and "gap" in drawn:
-            whole = forest(hospitals, found, part.measure, number, whole=True)
-    sheets = [study_tables.hospitals(part, hospitals)] if hospitals else []
-    sheets += [study_tables.numbers(part), study_tables.centers(part), *section.clinical.tables]
-    sheets += section.privacy.tables if section.privacy is not None else []
-    return View(
-        drawn,
-        whole,
-        [drawing.apart(number) for drawing in section.drawings],
-        [drawing.apart(number) for drawing in section.clinical.drawings],
-        [Download(f"{sheet.name}.csv", _inline(tables.as_csv(sheet))) for sheet in sheets],
-        _warnings(section),
-    )
-
-
-def _warnings(section: Section) -> list[str]:
-    """What was noticed about the table, each thing once."""
-    check = section.part.data.check
-    if check is None:
-        return []
-    return list(dict.fromkeys(check.remarks))
-
-
-def _inline(text: str) -> str:
-    """A CSV file as an address that needs no network."""
-    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from abps.evaluate.calibration import Interval
+
 #: What stands where there is nothing to say.
 NOTHING = "–"
 
@@ -85,9 +87,28 @@ def volume(megabytes: float) -> str:
     return f"{kilo:.0f} kB" if kilo >= 10 or kilo == 0 else f"{kilo:.2g} kB"
 
 
-def percent(part: int | float, whole: int | float) -> str:
-    """A share in per cent."""
-    return f"{100 * part / whole:.0f} %" if whole else NOTHING
+def in_ten(chance: float) -> str:
+    """A probability as a natural frequency.
+
+    >>> in_ten(0.93), in_ten(0.998), in_ten(0.02)
+    ('9 in 10', 'more than 99 in 100', '2 in 100')
+    """
+    if chance > 0.99:
+        return "more than 99 in 100"
+    if chance < 0.01:
+        return "less than 1 in 100"
+    if chance > 0.95 or chance < 0.1:
+        return f"{100 * chance:.0f} in 100"
+    return f"{10 * chance:.0f} in 10"
+
+
+def span(found: Interval) -> str:
+    """The ends of an interval of a difference.
+
+    >>> span(Interval(0.1, -0.02, 0.22))
+    '−0.020 to +0.220'
+    """
+    return f"{signed(found.low)} to {signed(found.high)}"
 
 
 def plain(value: float) -> str:

@@ -21,8 +21,7 @@ from scipy.special import expit, logit
 
 from abps.core.errors import RequestError
 from abps.evaluate.calibration import calibration
-from abps.evaluate.net_benefit import at_threshold
-from abps.evaluate.roc import area
+from abps.evaluate.performance import area, at_threshold
 from abps.statistics.heterogeneity import EffectHeterogeneity, summarise
 
 Floats = NDArray[np.float64]
@@ -187,7 +186,7 @@ def _at(
     if 0.0 < found.value < 1.0:
         half = (logit(found.high) - logit(found.low)) / 2.0
         se = float(half / NORMAL * found.value * (1.0 - found.value))
-    intercept, slope = (None if e is None else e.value for e in (fit.in_the_large, fit.slope))
+    intercept, slope = (e.value if e.known else None for e in (fit.in_the_large, fit.slope))
     benefit = tuple(at_threshold(p, y, t).net_benefit for t in thresholds)
     brier = float(np.mean((p - y) ** 2))
     return AtHospital(

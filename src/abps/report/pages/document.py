@@ -45,6 +45,8 @@ def render(template: str, **context: Any) -> str:
         "figures": significant,
         "number": tables.number,
         "signed": tables.signed,
+        "span": tables.span,
+        "in_ten": tables.in_ten,
         "times": tables.times,
         "volume": tables.volume,
     }
