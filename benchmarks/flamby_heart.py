@@ -31,7 +31,7 @@ from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context
 from abps.methods.catalog import find
 from abps.methods.fedavg import FedAvg
-from abps.methods.local import Local
+from abps.methods.references import Local
 from abps.methods.settings import with_settings
 from abps.models import draws
 from abps.models.learners import learner_for

@@ -33,12 +33,6 @@ from abps.models.training import Training
 
 CENTERS = (8, 32, 128, 512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 #: (goal, κ, name, largest size). A center that rests looks at every free one: diversity makes many rest.
-SELECTIONS = (
-    ("homogeneity", 1, "homogeneity, κ = 1", 100_000),
-    ("none", 1, "no filter, κ = 1", 100_000),
-    ("homogeneity", 3, "homogeneity, κ = 3", 100_000),
-    ("diversity", 1, "diversity, κ = 1", 20_000),
-)
 ROWS = (16, 64, 256, 1_024, 4_096)
 KAPPAS = (1, 2, 3, 5, 8)
 HIDDEN = ((8, 4), (32, 16), (128, 64), (512, 256), (1024, 512))
@@ -84,14 +78,15 @@ def round_cost(centers: int, rows: int, kappa: int, hidden: tuple[int, ...], tur
 
 
 def measure_selection(largest: int) -> list[dict[str, Any]]:
-    """One entry per goal, κ and size."""
+    """One entry per κ and size."""
     found = []
-    for goal, kappa, name, up_to in SELECTIONS:
+    for kappa in (1, 3):
         for n in CENTERS:
-            if n <= min(largest, up_to):
-                cost = bench.in_its_own_process(bench.selection_cost, n, goal, kappa, 5)
-                say(f"selection, {name}, {n:,} centers: {cost.seconds:.3f} s, {cost.peak_mb:,.0f} MB")
-                found.append({"name": name} | asdict(cost))
+            if n <= largest:
+                seconds, memory = bench.in_its_own_process(bench.selection_cost, n, kappa, 5)
+                say(f"selection, κ = {kappa}, {n:,} centers: {seconds:.3f} s, {memory:,.0f} MB")
+                cost = {"centers": n, "kappa": kappa, "seconds": seconds, "peak_mb": memory}
+                found.append({"name": f"κ = {kappa}"} | cost)
     return found
 
 
@@ -190,17 +185,10 @@ def rounds_figure(found: dict[str, list[dict[str, Any]]]) -> Figure:
 
 def selection_table(found: list[dict[str, Any]]) -> str:
     """Markdown."""
-    lines = [
-        "| centers | goal | κ | seconds per round | setup, once | peak memory | rest | proposals per center |"
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = ["| centers | κ | seconds per round | peak memory |", "|---|---|---|---|"]
     for f in found:
         if f["centers"] in (1_000, 10_000, 20_000, 100_000):
-            lines.append(
-                f"| {f['centers']:,} | {f['goal']} | {f['kappa']} | {f['seconds']:.2f} | "
-                f"{f['setup_seconds']:.1f} s | {f['peak_mb']:,.0f} MB | {f['rest']:.2%} | "
-                f"{f['proposals']:.1f} |"
-            )
+            lines.append(f"| {f['centers']:,} | {f['kappa']} | {f['seconds']:.2f} | {f['peak_mb']:,.0f} MB |")
     return "\n".join(lines)
 
 

@@ -43,7 +43,7 @@ def test_forbidden_imports_are_seen(copy):
     wrong = {
         "engine/simulate.py": "import nvflare",
         "core/ledger.py": "import torch",
-        "methods/base.py": "from abps.lab import catalog",
+        "methods/base.py": "from abps.lab import rivals",
         "data/table.py": "def late():\n    import abps.models.training",
     }
     for module, line in wrong.items():

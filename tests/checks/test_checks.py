@@ -14,7 +14,7 @@ from abps.checks import CHECKS, CheckFailure, check_method, quick_check
 from abps.cli.main import main
 from abps.methods.base import Models
 from abps.methods.fedavg import FedAvg
-from abps.methods.local import Local
+from abps.methods.references import Local
 
 TEMPLATES = Path(__file__).parents[2] / "docs" / "templates"
 
@@ -106,7 +106,7 @@ def test_a_method_is_looked_at_when_it_enters_a_study(tmp_path):
 def test_the_command_line_checks_too(templates, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("bad.py").write_text(
-        "import numpy as np\nfrom dataclasses import dataclass\nfrom abps.methods.local import Local\n"
+        "import numpy as np\nfrom dataclasses import dataclass\nfrom abps.methods.references import Local\n"
         "from abps.methods.base import Models\n"
         "@dataclass(frozen=True)\nclass Bad(Local):\n"
         "    def train(self, world, state, t, alone):\n        noise = np.random.random(state.models.shape)\n"

@@ -42,9 +42,8 @@ def test_the_scale_of_selection_is_told_with_its_memory(capsys, monkeypatch):
 
 
 def test_what_a_size_of_selection_tells():
-    cost = bench.in_its_own_process(bench.selection_cost, 700, "homogeneity", 2, 2)
-    assert cost.centers == 700 and cost.peak_mb >= cost.start_mb > 0 and cost.rest < 0.2
-    assert bench.metadata(50).shape == (50, 15)
+    seconds, memory = bench.in_its_own_process(bench.selection_cost, 700, 2, 2)
+    assert seconds > 0 and memory > 0
 
 
 @pytest.mark.parametrize("spec", ["uniform:6x4", "uniform:axbxc", "uniform:0x1x1"])

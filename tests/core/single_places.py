@@ -5,9 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from abps.core.streams import _halves, _rounds, _stir
+from abps.core.streams import _halves, _rounds
 
 _U64 = np.uint64
+
+
+def _stir(
+    target: NDArray[np.uint64], other: NDArray[np.uint64], key: NDArray[np.uint64], k: int, mask: np.uint64
+) -> None:
+    """target ^= F(other, key, k), in place."""
+    x = other * _U64(0x9E3779B97F4A7C15)
+    x += key + _U64((k + 1) * 0xD1B54A32D192ED03 & (2**64 - 1))
+    x ^= x >> _U64(32)
+    x *= _U64(0xBF58476D1CE4E5B9)
+    x ^= x >> _U64(29)
+    x &= mask
+    target ^= x
 
 
 def _step(value: NDArray[np.uint64], key: NDArray[np.uint64], n: int, forward: bool) -> NDArray[np.uint64]:

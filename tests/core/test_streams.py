@@ -81,13 +81,6 @@ def test_an_unknown_purpose_is_an_error():
         streams.key(1, "no such purpose")
 
 
-@given(st.integers(1, 700), st.lists(st.integers(0, 2**64 - 1), max_size=4))
-def test_everybodys_place_at_once_is_the_place_asked_one_by_one(n: int, keys: list[int]) -> None:
-    key = np.array(keys, dtype=np.uint64)
-    want = single_places.place_of(np.arange(n)[None, :], key[:, None], n)
-    assert (streams.all_places(key, n) == want).all()
-
-
 def test_purposes_keep_their_numbers():
     """What has been drawn once is drawn again for ever: these keys are written down, not computed."""
     numbers = list(streams.PURPOSES.values())

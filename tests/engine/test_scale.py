@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import abps
-from abps.methods import pairing as method
+from abps.methods import proposals as method
 from federations import tiny
 
 SMALL = {"hidden": "8+4", "epochs": "1"}

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.lab.rivals.graphs import combine
+from abps.lab.rivals.choosing import combine
 from abps.methods.base import Models
 from abps.methods.peers import PeerMethod, Preferences, StepResult
 
@@ -29,7 +29,7 @@ class Rotation(PeerMethod):
         return Met(context.common_start(), np.zeros((context.r, context.n)))
 
     def rank_peers(self, context, state, trained, t):
-        mine = context.ids[context.local_index][:, None]
+        mine = context.ids[:, None]
         luck = streams.uniforms(context.seed, "rotation:ties", t, mine, context.ids[None])
         order = np.argsort(np.where(context.self_mask, np.inf, state.times + luck), axis=1)
         return Preferences(order[:, :-1].tolist())

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from abps.lab.rivals.feddyn import FedDyn
 from abps.methods.catalog import CATALOG
 from abps.methods.fedavg import FedAvg, FedProx
-from abps.methods.local import Local
+from abps.methods.references import Local
 from abps.methods.settings import with_settings
 
 AVERAGING = ["fedavg", "fedavg-p", "fedper", "decefl", "dpsgd", "defta", "gossip"]
@@ -37,10 +36,3 @@ def test_exactly(ready, context, play, config) -> None:
 def test_one_center_runs(ready, context, play, name) -> None:
     config = CATALOG[name].config
     assert np.isfinite(play(config, context(config.training, ready.only(3)), 2)[-1].models).all()
-
-
-def test_feddyn_alone_without_memory_is_local(ready, context, play) -> None:
-    """One center and no server_h: the mean of one is itself, and a vanishing alpha leaves its loss alone."""
-    alone = context(FedDyn().training, ready.only(3))
-    dyn = play(FedDyn(alpha=1e-12, server_h=False), alone, 2)[-1].models
-    np.testing.assert_allclose(dyn, play(Local(), alone, 2)[-1].models, rtol=1e-3, atol=1e-5)

@@ -18,8 +18,6 @@ from abps.methods.base import Context
 from abps.methods.catalog import CATALOG, REFERENCES
 from abps.models.glm import message_size
 from abps.models.learners import learner_for
-from abps.models.metrics import labels_of
-from abps.models.metrics import log_loss as losses_of
 from abps.models.tabular import fit_table
 
 SEED = 11
@@ -111,21 +109,6 @@ def test_references_are_deterministic_and_their_results_are_whole(federation):
         out = json.loads(json.dumps(run.to_json(), allow_nan=False))
         assert out["rounds"] == 2 and out["auroc"]["scored_centers"] == 5
         assert CATALOG[name].family == "reference"
-
-
-def test_early_stopping_keeps_each_centers_best_round(federation):
-    data = prepare(federation, SEED)
-    stopped = abps.simulate(federation, "local-stopped", SEED, rounds=12, settings={"lr": 0.01})
-    best = [np.inf] * data.size
-    wanted = {}
-    for rounds in range(1, 13):
-        run = abps.simulate(federation, "local", SEED, rounds=rounds, settings={"lr": 0.01})
-        learner = learner_for(data, abps.find("local").training, SEED)
-        loss = losses_of(learner.logits(run.models, data.validation), labels_of(data.validation))
-        for i, name in enumerate(data.centers):
-            if loss[i] < best[i]:
-                best[i], wanted[name] = loss[i], run.auroc.per_center[name]
-    assert stopped.auroc.per_center == pytest.approx(wanted, abs=1e-6)
 
 
 def test_coins_are_not_foretold():

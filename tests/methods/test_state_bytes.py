@@ -92,9 +92,9 @@ def test_nested_values(table, word, number, count) -> None:
 
 def test_what_is_cut_off_or_cannot_be_written() -> None:
     value = Outer((Inner(np.zeros(3), None),), None, 0.0, (1, "x"))
-    with pytest.raises(StateError, match="cut off"):
+    with pytest.raises(StateError, match="truncated"):
         thaw(Outer, freeze(value)[:-1])
-    for wrong in (np.array([object()]), {1, 2}, lambda: None):
+    for wrong in (np.array([object()]), object(), lambda: None):
         with pytest.raises(TypeError, match="cannot be written down"):
             freeze(dataclasses.replace(value, one=wrong))
 

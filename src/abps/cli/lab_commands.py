@@ -133,32 +133,27 @@ def bench(
         else prepare(load(data), 11, standardise=training.standardise, splines=training.splines)
     )
     with options.terminal(stderr=True).status("measuring in turns") as status:
-        found = speed.measure(
-            prepared, turns, progress=lambda k, of: status.update(f"turn {k} of {of}"), training=training
+        found = asdict(
+            speed.measure(
+                prepared, turns, progress=lambda k, of: status.update(f"turn {k} of {of}"), training=training
+            )
         )
-        costs, fits = {}, {}
-        for n in speed.SIZES if scale else ():
-            status.update(f"selection among {n:,} centers")
-            costs[n] = speed.in_its_own_process(speed.selection_cost, n)
-        for n in speed.FIT_SIZES if scale else ():
-            status.update(f"abps-plus on {n:,} centers")
-            fits[n] = speed.in_its_own_process(speed.fit_cost, n)
+        costs: dict[str, dict[str, float]] = {}
+        for name, work, sizes in (
+            ("select_s_per_round select_peak_mb", speed.selection_cost, speed.SIZES),
+            ("abps_plus_s abps_plus_peak_mb", speed.fit_cost, speed.FIT_SIZES),
+        ):
+            for n in sizes if scale else ():
+                status.update(f"{name.split('_')[0]}: {n:,} centers")
+                for measure, value in zip(name.split(), speed.in_its_own_process(work, n)):
+                    costs.setdefault(measure, {})[str(n)] = value
     if as_json:
-        more = {
-            "select_s_per_round": {str(n): cost.seconds for n, cost in costs.items()},
-            "select_peak_mb": {str(n): cost.peak_mb for n, cost in costs.items()},
-            "abps_plus_s": {str(n): seconds for n, (seconds, _) in fits.items()},
-            "abps_plus_peak_mb": {str(n): memory for n, (_, memory) in fits.items()},
-        }
-        print(json.dumps(asdict(found) | (more if costs else {})))
+        print(json.dumps(found | costs))
         return
-    title = f"{prepared.name}: {found.centers} centers, {found.rows:,} training rows"
-    rows = [(name.replace("_", " "), f"{value:,.4g}") for name, value in asdict(found).items()]
-    for n, cost in costs.items():
-        rows.append((f"selection among {n:,} centers", f"{cost.seconds:.2f} s, {cost.peak_mb:,.0f} MB"))
-    for n, (seconds, memory) in fits.items():
-        rows.append((f"abps-plus on {n:,} centers", f"{seconds:.1f} s, {memory:,.0f} MB"))
-    options.terminal().print(options.rows_table(("measured", "found"), rows, title))
+    rows = [(name.replace("_", " "), f"{value:,.4g}") for name, value in found.items()]
+    for name, each in costs.items():
+        rows += [(f"{name.replace('_', ' ')}, {n} centers", f"{value:,.4g}") for n, value in each.items()]
+    options.terminal().print(options.rows_table(("measured", "found"), rows, prepared.name))
 
 
 def _uniform(spec: str) -> Prepared:
@@ -202,7 +197,7 @@ def benchmark(
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of methods whose server averages models; default: their own.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each for a federation at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     list_: Annotated[bool, typer.Option("--list", help="List the federations and what is missing.")] = False,
 ) -> None:
     """Compare methods over many federations: scores with intervals, ranks, bytes, harm, time.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # completion and help must not wait for these
 
 #: Every name of the catalog, written down so that completion need not wait for it (a test compares the two).
 _NAMES = (
-    "centralized local local-best pooled-best glm-exact local-stopped centralized-stopped fedavg fedavg-p "
+    "centralized local local-best pooled-best glm-exact fedavg fedavg-p "
     "fedavg-pq fedavg-x fedprox fedper random-k1 random-k3 group-oracle-k1 abps abps-p abps-q abps-pq-k1 "
     "abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x abps-plus feddyn moon bnn fedavgm scaffold fedrep "
     "ditto fedmap clustered odal glmm boosting decefl defta wpfed dpsgd gossip abps-k1-rests "

@@ -30,14 +30,6 @@ class BetaPosterior:
         return self.alpha / (self.alpha + self.beta)
 
 
-def _empty() -> Floats:
-    return np.zeros(0)
-
-
-def _no_keys() -> Ints:
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, eq=False)
 class Beliefs:
     """The beliefs of n centers about each other.
@@ -49,15 +41,10 @@ class Beliefs:
 
     n: int
     prior: tuple[float, float] = (1.0, 1.0)
-    key: Ints = field(default_factory=_no_keys)
-    gain: Floats = field(default_factory=_empty)
-    loss: Floats = field(default_factory=_empty)
-    count: Floats = field(default_factory=_empty)
-
-    @property
-    def observed(self) -> int:
-        """How many ordered pairs have been observed."""
-        return len(self.key)
+    key: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    gain: Floats = field(default_factory=lambda: np.zeros(0))
+    loss: Floats = field(default_factory=lambda: np.zeros(0))
+    count: Floats = field(default_factory=lambda: np.zeros(0))
 
     def _find(self, key: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Where each pair is (or would be) stored, and whether it is there."""
@@ -78,38 +65,26 @@ class Beliefs:
         count[known] = self.count[at[known]]
         return BetaPosterior(alpha.reshape(pair.shape), beta.reshape(pair.shape), count.reshape(pair.shape))
 
-    def all_pairs(self) -> BetaPosterior:
-        """(n, n) the beliefs of all centers about all."""
-        shape = (self.n, self.n)
-        alpha, beta, count = (np.full(shape, value) for value in (*map(float, self.prior), 0.0))
-        alpha.ravel()[self.key] += self.gain
-        beta.ravel()[self.key] += self.loss
-        count.ravel()[self.key] = self.count
-        return BetaPosterior(alpha, beta, count)
-
-    def observe(
-        self, center: ArrayLike, peer: ArrayLike, value: ArrayLike, weight: ArrayLike = 1.0
-    ) -> Beliefs:
+    def observe(self, center: ArrayLike, peer: ArrayLike, value: ArrayLike) -> Beliefs:
         """The beliefs after soft Bernoulli observations ``value`` in [0, 1]: Eq. (6) of the paper.
 
-        Every observation adds ``weight * value`` to alpha and ``weight * (1 - value)`` to beta, and one to
-        the count. Pairs may repeat. An undefined value (NaN) is no observation.
+        Every observation adds ``value`` to alpha, ``1 - value`` to beta, and one to the count. Pairs may
+        repeat. An undefined value (NaN) is no observation.
         """
-        i, j, v, w = np.broadcast_arrays(
+        i, j, v = np.broadcast_arrays(
             np.asarray(center, dtype=np.int64),
             np.asarray(peer, dtype=np.int64),
             np.asarray(value, dtype=np.float64),
-            np.asarray(weight, dtype=np.float64),
         )
         seen = np.isfinite(v)
-        i, j, v, w = i[seen], j[seen], v[seen], w[seen]
-        if np.any((v < 0) | (v > 1)) or np.any(w < 0):
-            raise ValueError("observations must lie in [0, 1] and weights must not be negative")
+        i, j, v = i[seen], j[seen], v[seen]
+        if np.any((v < 0) | (v > 1)):
+            raise ValueError("observations must lie in [0, 1]")
         if np.any(i == j) or np.any((i < 0) | (i >= self.n) | (j < 0) | (j >= self.n)):
             raise ValueError("a center observes other centers of the federation only")
         key, where = np.unique(i * self.n + j, return_inverse=True)
-        gain = np.bincount(where, weights=w * v, minlength=len(key))
-        loss = np.bincount(where, weights=w * (1.0 - v), minlength=len(key))
+        gain = np.bincount(where, weights=v, minlength=len(key))
+        loss = np.bincount(where, weights=1.0 - v, minlength=len(key))
         count = np.bincount(where, minlength=len(key)).astype(np.float64)
         at, known = self._find(key)
         new = replace(self, gain=self.gain.copy(), loss=self.loss.copy(), count=self.count.copy())

@@ -8,14 +8,16 @@ has κ partners or nobody is left. A peer that is asked answers
 * ``declined``  if its score of the proposer is below its threshold,
 * ``accepted``  otherwise: the two are partners of each other from then on.
 
+:mod:`abps.methods.proposals` does so by beliefs; :func:`propose` is for methods that accept everybody.
+
 Partner sets are cleared once, before the pass: clearing them inside the loop, as the printed algorithm
 does, would erase links already granted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -89,86 +91,33 @@ class MatchingPlan:
         """How many proposals were made."""
         return int(self.asked.sum())
 
-    def partners(self) -> list[Ints]:
-        """The partner set of every center, ascending."""
-        sets: list[list[int]] = [[] for _ in range(self.n)]
-        for i, j in self.pairs.tolist():
-            sets[i].append(j)
-            sets[j].append(i)
-        return [np.array(sorted(s), dtype=np.int64) for s in sets]
 
-    def degrees(self) -> Ints:
-        """(n,) the number of partners of every center."""
-        return np.bincount(self.pairs.ravel(), minlength=self.n).astype(np.int64)
-
-
-#: Does a peer that has a place left admit, and want, the proposer? ``(peer, proposer) -> Answer``.
-Verdict = Callable[[int, int], Answer]
-
-
-def propose(
-    order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Verdict, kappa: int
-) -> MatchingPlan:
-    """One greedy pass.
+def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], kappa: int) -> MatchingPlan:
+    """One greedy pass in which everybody accepts while a place is left.
 
     order: the centers in the order of their turns.  rankings: for every center, the peers it is ready to
-    ask, best first.  verdict: asked only of peers with a place left, and never for a pair already made.
+    ask, best first.
     """
     n = len(rankings)
-    load = [0] * n
     mine: list[set[int]] = [set() for _ in range(n)]
-    proposer: list[int] = []
-    asked: list[int] = []
-    answers: list[int] = []
-    pairs: list[tuple[int, int]] = []
-    turned_down = [Rest.NO_CANDIDATES] * n
+    made: list[tuple[int, int, Answer]] = []
     for i in order:
-        if load[i] >= kappa:  # whom it would have asked need not be worked out
-            continue
-        worst = Rest.NO_CANDIDATES
         for j in rankings[i]:
-            if load[i] >= kappa:
+            if len(mine[i]) >= kappa:
                 break
             if j in mine[i]:
                 continue
-            if load[j] >= kappa:
-                answer = Answer.FULL
-                worst = max(worst, Rest.ALL_FULL)
-            else:
-                answer = verdict(j, i)
-                if answer == Answer.ACCEPTED:
-                    mine[i].add(j)
-                    mine[j].add(i)
-                    load[i] += 1
-                    load[j] += 1
-                    pairs.append((i, j))
-                elif answer == Answer.DECLINED:
-                    worst = Rest.DECLINED
-            proposer.append(i)
-            asked.append(j)
-            answers.append(answer)
-        turned_down[i] = worst
-    rest = [Rest.NOT if load[i] else turned_down[i] for i in range(n)]
-    center, received = np.array(proposer, dtype=np.int64), np.array(answers, dtype=np.int8)
-    return MatchingPlan(
-        n=n,
-        pairs=np.array(pairs, dtype=np.int64).reshape(-1, 2),
-        center=center,
-        peer=np.array(asked, dtype=np.int64),
-        answer=received,
-        rest=np.array(rest, dtype=np.int8),
-        asked=np.bincount(4 * center + received, minlength=4 * n).reshape(n, 4).astype(np.int64),
-    )
-
-
-def unwanted(plan: MatchingPlan, rankings: Sequence[Sized], wanted: NDArray[np.bool_]) -> MatchingPlan:
-    """The plan, in which a center that had candidates and asked none rests because it declined them all.
-
-    wanted: (n,) whether a center had anybody to want.
-    """
-    idle = wanted & np.array([not len(listed) for listed in rankings], dtype=bool)
-    rest = np.where((plan.rest == Rest.NO_CANDIDATES) & idle, Rest.DECLINED, plan.rest)
-    return replace(plan, rest=rest.astype(np.int8))
+            answer = Answer.FULL if len(mine[j]) >= kappa else Answer.ACCEPTED
+            if answer == Answer.ACCEPTED:
+                mine[i].add(j)
+                mine[j].add(i)
+            made.append((i, j, answer))
+    center, peer, answers = np.array(made, dtype=np.int64).reshape(-1, 3).T
+    asked = np.bincount(4 * center + answers, minlength=4 * n).reshape(n, 4).astype(np.int64)
+    rest = np.where(asked[:, Answer.FULL] > 0, Rest.ALL_FULL, Rest.NO_CANDIDATES)
+    rest[[len(partners) > 0 for partners in mine]] = Rest.NOT
+    pairs = np.stack([center, peer], axis=1)[answers == Answer.ACCEPTED]
+    return MatchingPlan(n, pairs, center, peer, answers.astype(np.int8), rest.astype(np.int8), asked)
 
 
 def nobody(n: int, why: Rest) -> MatchingPlan:

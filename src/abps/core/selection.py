@@ -1,8 +1,4 @@
-"""Selection: from beliefs to scores (upper confidence bounds), rankings and answers to proposals.
-
-The same functions serve the simulation (all centers' rows at once) and a hospital (its own row).
-A "row" below is one center's view of its n possible peers; arrays carry rows on their first axis.
-"""
+"""Selection: from beliefs to scores (upper confidence bounds), exploration and the order of turns."""
 
 from __future__ import annotations
 
@@ -16,11 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from abps.core import streams
 from abps.core.beliefs import BetaPosterior
 from abps.core.errors import RequestError, nearest, validate
-from abps.core.matching import Answer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 #: Exploration schedules: the constant of the experiments, and the two of the regret proof.
@@ -112,84 +106,3 @@ def peer_scores(config: Selection, belief: BetaPosterior, t: int) -> Floats:
     if config.policy == "random":
         return np.ones_like(belief.alpha)
     return ucb(belief, t, config.gamma)
-
-
-def rank(
-    config: Selection,
-    score: Floats,
-    candidate: Mask,
-    keys: RoundKeys,
-) -> list[Ints]:
-    """Rankings of r centers over n peers: best score first, ties broken, then the ε swap.
-
-    score, candidate: (r, n).
-    """
-    ids, seed, t = keys.ids, keys.seed, keys.t
-    r, n = score.shape
-    row = (np.arange(r) * n)[:, None]
-    everyone = np.broadcast_to(np.arange(n), (r, n))
-    if config.tie_break == "random":
-        places = streams.all_places(streams.bits(seed, "tie-break", t, ids), n)
-        order = np.empty((r, n), dtype=np.int64)
-        order.ravel()[places + row] = everyone
-    else:
-        order = everyone
-    eligible = candidate & (score >= config.tau_acc) if config.proposer_check else candidate
-    # In the order of ties, then stably by score: most scores are equal, which costs such a sort nothing.
-    by_score = np.take(np.where(eligible, -score, np.inf), order + row)
-    best_first = np.take(order, np.argsort(by_score, axis=1, kind="stable") + row)
-    rankings = [best_first[k, :length] for k, length in enumerate(eligible.sum(axis=1).tolist())]
-    if config.policy != "random":
-        chance = epsilon(config.eps_schedule, config.epsilon, t, keys.horizon)
-        explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < chance)
-        # A random order of all centers for each that explores: the first candidate in that order moves to
-        # the front, so that candidates need not be counted.
-        drawn = streams.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
-        for k, place in zip(explorers.tolist(), drawn, strict=True):
-            listed = rankings[k]
-            if len(listed):
-                at = int(np.argmin(place[listed]))
-                listed[[0, at]] = listed[[at, 0]]
-    return rankings
-
-
-def verdict(config: Selection, admits: bool, score: float) -> Answer:
-    """The answer of a center with a place left: does it admit the proposer, and is the score enough?"""
-    if not admits:
-        return Answer.FILTERED
-    return Answer.ACCEPTED if score >= config.tau_acc else Answer.DECLINED
-
-
-@dataclass(frozen=True, eq=False)
-class Views:
-    """The preferences of r centers over n peers in a round, from tables of all their pairs.
-
-    rankings: the peers that each would ask, best first.  score, consent: (r, n) its score of a peer, and
-    whether it admits the peer when asked.  wanted: (r,) whether it had any candidate.
-    """
-
-    config: Selection
-    rankings: list[Ints]
-    score: Floats
-    consent: Mask
-    wanted: Mask
-
-    def answer(self, row: int, peer: int) -> Answer:
-        """The answer of a center with a place left to a peer."""
-        return verdict(self.config, bool(self.consent[row, peer]), float(self.score[row, peer]))
-
-
-def views(
-    config: Selection,
-    belief: BetaPosterior,
-    candidate: Mask,
-    consent: Mask,
-    keys: RoundKeys,
-) -> Views:
-    """belief, candidate, consent: (r, n).
-
-    candidate: may it ask the peer?  consent: does it admit the peer when asked?
-    """
-    score = peer_scores(config, belief, keys.t)
-    rankings = rank(config, score, candidate, keys)
-    return Views(config, rankings, score, consent, np.asarray(candidate.any(axis=1)))

@@ -7,14 +7,9 @@ the folds, the model and the codec of the weights they send; bytes are those of 
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import itertools
 import math
-import multiprocessing
-import time
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +21,6 @@ from scipy import stats
 
 from abps import files
 from abps.core.errors import RequestError, nearest
-from abps.cores import available_cores
 from abps.data.federation import Federation
 from abps.engine.result import Run
 from abps.evaluate.calibration import calibration, expit
@@ -39,7 +33,6 @@ from abps.methods.catalog import find
 from abps.methods.settings import names
 from abps.study.compare import Study, compare
 from abps.study.plan import slug
-from abps.study.workers import keep_to, share_cores
 
 #: What differences are taken to: all rows in one place, and the best that a hospital does alone.
 POOLED, ALONE = "pooled-best", "local-best"
@@ -74,7 +67,7 @@ class Setup:
     methods that send sums or scores have a form of their own.  folds: every patient is scored out of fold.
     rows: larger federations are cut to whole hospitals with at most so many rows; 0: all; none: as described.
     rounds: of methods with a server that average models, which converge; none: each method's own.
-    jobs: processes, each for a federation or world at a time.
+    jobs: processes; more than one need a folder.
     """
 
     model: str = "gam"
@@ -175,18 +168,6 @@ class _Part:
     folds: int
 
 
-@dataclass(frozen=True)
-class _World:
-    """A real table with all its repeats, or one world of a generator."""
-
-    description: Description
-    seeds: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return self.description.name if self.description.real else f"{self.description.name}-{self.seeds[0]}"
-
-
 def run_benchmark(
     chosen: Sequence[Description],
     methods: Sequence[str],
@@ -196,66 +177,23 @@ def run_benchmark(
     setup: Setup = Setup(),
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchmarkResult:
-    """All methods on all federations; what is finished in ``out`` is not computed again."""
-    worlds = [_World(d, own) for d in chosen for own in ([tuple(seeds)] if d.real else [(s,) for s in seeds])]
-    if out is not None:
-        _compute(worlds, methods, folder, out, setup, progress)
-    elif setup.jobs > 1:
-        raise RequestError(f"jobs={setup.jobs}: other processes need a folder; name one with out")
+    """All methods on all federations; what is finished in ``out`` is not computed again.
+
+    On a real table all repeats are one study; of a generator every repeat is another world, with its own.
+    """
     found = BenchmarkResult()
     for description in chosen:
         parts: list[_Part] = []
-        for world in worlds:
-            if world.description is description:
-                federation = make_federation(description, folder, world.seeds[0])
-                if not parts and federation.outcome.binary:
-                    found += BenchmarkResult(anatomy=(anatomy(description.name, federation),))
-                parts.append(_part(_cut(federation, description, setup), world, methods, out, setup))
+        for own in [tuple(seeds)] if description.real else [(seed,) for seed in seeds]:
+            federation = make_federation(description, folder, own[0])
+            if not parts and federation.outcome.binary:
+                found += BenchmarkResult(anatomy=(anatomy(description.name, federation),))
+            rows = description.rows if setup.rows is None else setup.rows
+            name = description.name if description.real else f"{description.name}-{own[0]}"
+            parts.append(_part(smaller(federation, rows), name, own, methods, out, setup))
+            progress(f"{name}: {len(methods)} methods, {len(own)} repeat(s)")
         found += _results(description.name, description.real, parts)
     return found
-
-
-def _compute(
-    worlds: Sequence[_World],
-    methods: Sequence[str],
-    folder: Path | None,
-    out: Path,
-    setup: Setup,
-    progress: Callable[[str], None],
-) -> None:
-    """Runs of all worlds, perhaps in processes of their own with a part of the cores each; notes how much
-    processor time all runs in the folder took."""
-    work = functools.partial(_store_runs, methods=methods, folder=folder, out=out, setup=setup)
-    context = multiprocessing.get_context("spawn")
-    shares, own = context.Queue(), share_cores(available_cores(), setup.jobs, setup.jobs)
-    for share in itertools.islice(itertools.cycle(own), setup.jobs):
-        shares.put(share)
-    with contextlib.ExitStack() as stack:
-        run: Any = map
-        if setup.jobs > 1:
-            run = stack.enter_context(ProcessPoolExecutor(setup.jobs, context, _take_cores, (shares,))).map
-        for world, seconds in zip(worlds, run(work, worlds)):
-            progress(f"{world.name}: {len(methods)} methods, {len(world.seeds)} repeat(s)")
-            _add_time(out, seconds)
-
-
-def _take_cores(shares: Any) -> None:
-    keep_to(shares.get())
-
-
-def _store_runs(world: _World, methods: Sequence[str], folder: Path | None, out: Path, setup: Setup) -> float:
-    """Compute what a world lacks; gives back the processor seconds."""
-    began = time.process_time()
-    federation = _cut(make_federation(world.description, folder, world.seeds[0]), world.description, setup)
-    before = _stored(out / "studies", world)
-    for _ in _studies(federation, world.seeds, methods, out / "studies" / world.name, setup):
-        pass
-    return time.process_time() - began if _stored(out / "studies", world) > before else 0.0
-
-
-def _stored(studies: Path, world: _World) -> int:
-    """How many results of a world are there."""
-    return len(list(studies.glob(f"{world.name}*/runs/*/result.json")))
 
 
 def _add_time(out: Path, seconds: float) -> None:
@@ -263,10 +201,6 @@ def _add_time(out: Path, seconds: float) -> None:
     place = out / "machine.csv"
     before = float(pl.read_csv(place)["cpu_seconds"][0]) if place.exists() else 0.0
     files.write_text(place, pl.DataFrame({"cpu_seconds": [round(before + seconds, 1)]}).write_csv())
-
-
-def _cut(federation: Federation, description: Description, setup: Setup) -> Federation:
-    return smaller(federation, description.rows if setup.rows is None else setup.rows)
 
 
 def benchmark(
@@ -294,24 +228,37 @@ def benchmark(
         return to_frame(run_benchmark(chosen, methods, seeds, folder, place, shared).rows)
     found = BenchmarkResult()
     for name, federation in federations.items():
-        world = _World(Description(slug(name)), tuple(seeds))
-        part = _part(smaller(federation, shared.rows or 0), world, methods, place, shared)
+        rows = shared.rows or 0
+        part = _part(smaller(federation, rows), slug(name), tuple(seeds), methods, place, shared)
         found += _results(name, True, [part])
     return to_frame(found.rows)
 
 
 def _part(
-    federation: Federation, world: _World, methods: Sequence[str], out: Path | None, setup: Setup
+    federation: Federation,
+    name: str,
+    seeds: tuple[int, ...],
+    methods: Sequence[str],
+    out: Path | None,
+    setup: Setup,
 ) -> _Part:
     """The measures of all methods together; a method that lacks a repeat is left out."""
-    place = None if out is None else out / "studies" / world.name
+    place = None if out is None else out / "studies" / name
+    stored, began = _stored(place), sum(os.times()[:4])
     runs: dict[str, list[Run]] = {}
-    for study, other in _studies(federation, world.seeds, methods, place, setup):
+    for study, other in _studies(federation, seeds, methods, place, setup):
         runs |= {f"{label}{other}": own for label, own in _by_label(study).items()}
-    whole = {label: found for label, found in runs.items() if len(found) == len(world.seeds)}
+    if out is not None:
+        _add_time(out, sum(os.times()[:4]) - began if _stored(place) > stored else 0.0)
+    whole = {label: found for label, found in runs.items() if len(found) == len(seeds)}
     frames = {label: [run.row_scores for run in found] for label, found in whole.items()}
     centers = next(iter(whole.values()))[0].data.centers
     return _Part(whole, measured(frames, centers), setup.folds)  # type: ignore[arg-type]
+
+
+def _stored(place: Path | None) -> int:
+    """How many results of a federation are there."""
+    return 0 if place is None else len(list(place.parent.glob(f"{place.name}*/runs/*/result.json")))
 
 
 def _studies(
@@ -329,7 +276,8 @@ def _studies(
             sends, star = "codec" in names(config), config.kind == "star"
             rounds = setup.rounds if star and sends and not model else None
             groups.setdefault((model or setup.model, sends, rounds), []).append(name)
-    how: dict[str, Any] = {"folds": setup.folds, "references": False}
+    jobs = setup.jobs if setup.jobs > 1 else None
+    how: dict[str, Any] = {"folds": setup.folds, "references": False, "jobs": jobs}
 
     def folder(suffix: str) -> Path | None:
         return None if place is None else place.with_name(f"{place.name}{suffix}")
@@ -489,7 +437,7 @@ class Ranking:
 def ranking(frame: pl.DataFrame) -> Ranking:
     """Mean ranks of the methods that ran on every federation, without those that need pooled rows."""
     count = frame["federation"].n_unique()
-    own = frame.filter(~pl.col("method").is_in([POOLED, "centralized", "centralized-stopped"]))
+    own = frame.filter(~pl.col("method").is_in([POOLED, "centralized"]))
     whole = own.group_by("method").len().filter(pl.col("len") == count)["method"]
     own = own.filter(pl.col("method").is_in(whole.to_list()))
     ranked = own.with_columns(rank=pl.col("score").rank("average", descending=True).over("federation"))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from scipy.stats.contingency import crosstab
 
 from abps.cohorts import vitals
 from abps.core.errors import RequestError, nearest
@@ -196,7 +197,7 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
     association = None
     if window is not None and source != "window":
         both = pl.DataFrame({"window": window, "era": era}).drop_nulls()
-        association = statistics.association(statistics.contingency(both["window"], both["era"]))
+        association = statistics.association(crosstab(both["window"], both["era"]).count)
     outcome, centers = _outcome(table, question)
     windows = () if window is None else _lines(window, label)
     found = (tuple(shifts), outcome, centers, association, tuple(skipped))

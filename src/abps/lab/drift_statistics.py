@@ -182,14 +182,6 @@ def outcome_divergence(rates: ArrayLike, sizes: ArrayLike, groups: ArrayLike) ->
 # --- two labellings of the same rows ----------------------------------------------------------------
 
 
-def contingency(first: ArrayLike, second: ArrayLike) -> NDArray[np.int64]:
-    """(values of first, values of second) how often each pair of labels occurs, labels sorted."""
-    a_names, a = np.unique(np.asarray(first), return_inverse=True)
-    b_names, b = np.unique(np.asarray(second), return_inverse=True)
-    flat = np.bincount(a * len(b_names) + b, minlength=len(a_names) * len(b_names))
-    return flat.reshape(len(a_names), len(b_names)).astype(np.int64)
-
-
 @dataclass(frozen=True)
 class Association:
     """How well one labelling predicts another.

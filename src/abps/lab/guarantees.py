@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,8 +27,7 @@ from scipy.special import digamma, zeta
 
 from abps.core import streams
 from abps.core.credit import clip_affine
-from abps.core.errors import RequestError
-from abps.core.selection import radius
+from abps.core.selection import EpsilonSchedule, radius
 from abps.jit import compiled
 
 Floats = NDArray[np.float64]
@@ -61,7 +60,7 @@ class Concentration:
 
 def posterior_mean(total: ArrayLike, count: ArrayLike, prior: Prior = UNIFORM) -> Floats:
     """Mean of the Beta belief after ``count`` observations that sum to ``total``."""
-    a, b = _checked_prior(prior)
+    a, b = prior
     return np.asarray((a + np.asarray(total, np.float64)) / (a + b + np.asarray(count, np.float64)))
 
 
@@ -83,11 +82,7 @@ def concentration(
     sum(w^2) <= sum(w), so Hoeffding for the weighted mean is no wider than for sum(w) observations.
     No observation (count 0) says nothing: the noise is infinite.
     """
-    if not 0.0 < delta < 1.0:
-        raise RequestError(f"delta is {delta}; a failure probability lies strictly between 0 and 1")
-    if drift < 0.0:
-        raise RequestError(f"drift is {drift}; a tolerance is not negative")
-    a, b = _checked_prior(prior)
+    a, b = prior
     k = np.asarray(count, np.float64)
     with np.errstate(divide="ignore"):
         level = math.log(2.0 / delta) + (np.log(np.maximum(k, 1.0) * (k + 1.0)) if at_all_times else 0.0)
@@ -98,9 +93,9 @@ def concentration(
 # --------------------------------------------------------------------------- the score
 
 
-def ucb(mean: ArrayLike, count: ArrayLike, t: int, gamma: float = GAMMA) -> Floats:
-    """The score of a peer in round t: posterior mean + gamma sqrt(2 ln t / (count + 1))."""
-    return np.asarray(np.asarray(mean, np.float64) + radius(count, t, gamma))
+def score(total: ArrayLike, count: ArrayLike, t: int, gamma: float = GAMMA, prior: Prior = UNIFORM) -> Floats:
+    """Of a peer in round t that was met ``count`` times and gave ``total``: mean plus confidence radius."""
+    return posterior_mean(total, count, prior) + radius(count, t, gamma)
 
 
 def lowest_ucb(t: int, gamma: float = GAMMA, prior: Prior = UNIFORM, value: float = 0.0) -> float:
@@ -109,15 +104,14 @@ def lowest_ucb(t: int, gamma: float = GAMMA, prior: Prior = UNIFORM, value: floa
     With value 0 no history of t - 1 rounds leads to a lower score, so this is how far down the
     score *can* be: the acceptance threshold is out of reach while it lies above it.
     """
-    n = t - 1
-    return float(ucb(posterior_mean(n * value, n, prior), n, t, gamma))
+    return float(score((t - 1) * value, t - 1, t, gamma, prior))
 
 
 def first_rejection(
     gamma: float = GAMMA, prior: Prior = UNIFORM, threshold: float = 0.5, value: float = 0.0
 ) -> int | None:
     """The first round in which such a peer scores below the threshold; None if that is beyond 10^7."""
-    a, b = _checked_prior(prior)
+    a, b = prior
     start = 1
     while start < 10**7:
         t = np.arange(start, 4 * start, dtype=np.float64)
@@ -130,14 +124,11 @@ def first_rejection(
 
 def untried_wins(t: int, count: int, gamma: float = GAMMA, prior: Prior = UNIFORM) -> bool:
     """Does an untried peer outscore *every* peer tried ``count`` times in round t, whatever it gave?"""
-    perfect = posterior_mean(count, count, prior)
-    untried = posterior_mean(0.0, 0.0, prior)
-    return bool(ucb(untried, 0, t, gamma) > ucb(perfect, count, t, gamma))
+    return bool(score(0.0, 0, t, gamma, prior) > score(count, count, t, gamma, prior))
 
 
 # --------------------------------------------------------------------------- Theorem 2
 
-Schedule = Literal["constant", "inv_sqrt_horizon", "c_over_t"]
 Constant = Literal["printed", "gamma"]
 Gaps = Literal["best", "slots"]
 
@@ -150,14 +141,8 @@ class Epsilon:
     a run of T. ``c_over_t``: min(1, value / t) in round t.
     """
 
-    schedule: Schedule = "constant"
+    schedule: EpsilonSchedule = "constant"
     value: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.schedule not in get_args(Schedule):
-            raise RequestError(f"epsilon schedule {self.schedule!r} is not one of {get_args(Schedule)}")
-        if self.value < 0.0 or (self.schedule == "constant" and self.value > 1.0):
-            raise RequestError(f"epsilon {self.value} cannot be a probability; take a value between 0 and 1")
 
     def at(self, t: ArrayLike, horizon: float) -> Floats:
         """The probability in round(s) t of a run of ``horizon`` rounds."""
@@ -194,11 +179,7 @@ def leading_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> floa
     The confidence radius is sqrt(c ln t / n) with c = 2 gamma^2, and the analysis of UCB1 gives 4 c.
     The printed 8 is the case gamma = 1; the text's own gamma = sqrt 2 gives 16.
     """
-    if constant == "printed":
-        return 8.0
-    if constant == "gamma":
-        return 8.0 * gamma**2
-    raise RequestError(f"constant {constant!r} is not one of {get_args(Constant)}")
+    return 8.0 if constant == "printed" else 8.0 * gamma**2
 
 
 def tail_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> float:
@@ -224,14 +205,10 @@ def slot_gaps(means: ArrayLike, slots: int, gaps: Gaps = "best") -> tuple[float,
     one slot and at most 2/D_slots.
     """
     mu = -np.sort(-np.asarray(means, np.float64))
-    if slots < 1 or slots > mu.size:
-        raise RequestError(f"slots is {slots}; there are {mu.size} candidate peers")
     if gaps == "best":
         d = mu[0] - mu
         d = d[d > 0.0]
         return slots * float((1.0 / d).sum()), slots * float(d.sum())
-    if gaps != "slots":
-        raise RequestError(f"gaps {gaps!r} is not one of {get_args(Gaps)}")
     leading = tail = 0.0
     for low in mu[slots:]:
         d = mu[:slots] - low
@@ -298,8 +275,6 @@ def first_informative_round(
 
 def negative_transfer_threshold(phi_min: float = -0.1, phi_max: float = 0.1) -> float:
     """c_neg: the mu* at which a peer neither helps nor harms, if no utility was ever clipped."""
-    if not phi_min < 0.0 < phi_max:
-        raise RequestError(f"utilities are clipped to [{phi_min}, {phi_max}]; 0 must lie strictly inside")
     return -phi_min / (phi_max - phi_min)
 
 
@@ -312,8 +287,6 @@ def clipped_mean(
     only while every value lies between phi_min and phi_max.
     """
     v, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
-    if w.min() < 0.0 or abs(float(w.sum()) - 1.0) > 1e-9:
-        raise RequestError("weights must be probabilities that sum to 1")
     return float((v * w).sum()), float((clip_affine(v, phi_min, phi_max) * w).sum())
 
 
@@ -331,20 +304,12 @@ def rest_dominates(expected: ArrayLike, slack: float = 0.0) -> bool:
     -slack. That every mu* lies below c_neg is not enough (E[phi] = -slack/2 is the counterexample).
     """
     phi = np.asarray(expected, np.float64)
-    if phi.size == 0:
-        return False  # there is nobody to rest from
-    return bool((phi < -slack).all())
+    return phi.size > 0 and bool((phi < -slack).all())
 
 
 def _harmonic(n: int) -> float:
     """1 + 1/2 + ... + 1/n."""
     return float(digamma(n + 1.0) + np.euler_gamma)
-
-
-def _checked_prior(prior: Prior) -> Prior:
-    if min(prior) <= 0.0:
-        raise RequestError(f"prior {prior} is no Beta distribution; both numbers must be positive")
-    return prior
 
 
 # ---------------------------------------------------------------- bandits

@@ -23,20 +23,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from abps.core import goals, streams
+from abps.core import streams
 from abps.core.arrays import repeated
 from abps.core.beliefs import Beliefs
-from abps.core.goals import candidates
+from abps.core.goals import Candidates
 from abps.core.selection import RoundKeys, Selection
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
 from abps.data.table import load
 from abps.engine.simulate import simulate
-from abps.methods.large_matching import match_many
+from abps.methods.proposals import match_by_beliefs
 from abps.models.learners import learner_for
 from abps.models.training import Training
 
@@ -180,49 +179,18 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class SelectionCost:
-    """What selection among so many centers costs.
-
-    seconds: processor time of a round, median; setup_seconds: of calibrating the filter, once.
-    start_mb: memory of the process before; peak_mb: at most.  rest: share of centers without a partner.
-    """
-
-    centers: int
-    seconds: float
-    setup_seconds: float
-    start_mb: float
-    peak_mb: float
-    rest: float
-
-
-def metadata(n: int, seed: int = 0) -> NDArray[np.float64]:
-    """(n, 15) published vectors as six kinds of care units have them: outcome rate, log of the rows, year
-    over 2030, and twelve prevalences around those of the unit."""
-    rng = streams.generator(seed, "generate")
-    unit = rng.integers(6, size=n)
-    prevalence = rng.beta(1.2, 6.0, size=(6, 12))[unit] + rng.normal(0.0, 0.05, size=(n, 12))
-    year = (2110 + 80 * rng.random(n)) / 2030
-    return np.c_[rng.beta(3.0, 40.0, n), rng.normal(5.2, 0.6, n), year, np.clip(prevalence, 0.0, 1.0)]
-
-
-def selection_cost(n: int, goal: str = "homogeneity", kappa: int = 1, rounds: int = 3) -> SelectionCost:
-    """Some rounds of selection among n centers that learn random utilities of each other."""
-    vectors, ids = metadata(n), streams.bits(0, "generate", 0, np.arange(n))
-    start, began = peak_mb(), time.process_time()
-    chosen = None if goal == "none" else [goals.goal(goal)] * n
-    sets = candidates(vectors, chosen, 0.25, "global_pairs")
-    setup = time.process_time() - began
-    config, beliefs = Selection(kappa=kappa), Beliefs(n)
-    seconds, rest = [], []
+def selection_cost(n: int, kappa: int = 1, rounds: int = 3) -> tuple[float, float]:
+    """Processor seconds (median) of a round of selection among n centers that learn random utilities of each
+    other, and the peak memory of the process."""
+    ids, config, beliefs = streams.bits(0, "generate", 0, np.arange(n)), Selection(kappa=kappa), Beliefs(n)
+    seconds = []
     for t in range(1, rounds + 1):
         began = time.process_time()
-        plan = match_many(config, beliefs, sets, True, RoundKeys(ids, 1, t, rounds))
+        plan = match_by_beliefs(config, beliefs, Candidates(), True, RoundKeys(ids, 1, t, rounds))
         seconds.append(time.process_time() - began)
-        rest.append(float(np.mean(plan.rest != 0)))
         i, j = np.concatenate([plan.pairs, plan.pairs[:, ::-1]]).T
         beliefs = beliefs.observe(i, j, streams.uniforms(2, "generate", t, ids[i]))
-    return SelectionCost(n, statistics.median(seconds), setup, start, peak_mb(), statistics.mean(rest))
+    return statistics.median(seconds), peak_mb()
 
 
 def fit_cost(n: int, rows: int = 60) -> tuple[float, float]:

@@ -281,7 +281,7 @@ def transition(seed: int, replicates: int = 40) -> list[Transition]:
     total, count, rested = np.zeros(mu.size), np.zeros(mu.size), np.zeros(mu.size)
     shares = {}
     for t in range(1, horizon + 1):
-        rest = guarantees.posterior_mean(total, count) + gamma * np.sqrt(2 * math.log(t) / (count + 1)) < 0.5
+        rest = guarantees.posterior_mean(total, count) + gamma * selection.radius(count, t, 1.0) < 0.5
         met = ~rest
         total += met & (rng.random(mu.size) < mu)
         count += met
@@ -292,7 +292,7 @@ def transition(seed: int, replicates: int = 40) -> list[Transition]:
     for g, weight in enumerate(TRANSITION_GAMMAS):
         for t in TRANSITION_ROUNDS:
             sums = np.arange(t)
-            below = guarantees.ucb(guarantees.posterior_mean(sums, t - 1), t - 1, t, weight) < 0.5
+            below = guarantees.score(sums, t - 1, t, weight) < 0.5
             would = binom.pmf(sums, t - 1, utilities[:, None])[:, below].sum(axis=1)
             rows.append(Transition(weight, t, utilities, would, shares[t][g], _half(utilities, would)))
     return rows

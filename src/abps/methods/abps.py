@@ -14,26 +14,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from abps.core import credit, goals, selection
-from abps.core.arrays import Weights, lerp
+from abps.core import credit, goals
+from abps.core.arrays import Weighting, Weights, lerp, shares
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError, validate
 from abps.core.goals import Candidates, Goal, candidates
 from abps.core.selection import Selection
-from abps.methods.averaging import shares
-from abps.methods.base import Context, Kind, Models, Published, Weighting
-from abps.methods.pairing import (
-    Floats,
-    Ints,
+from abps.methods.base import Context, Floats, Ints, Kind, Models, Published
+from abps.methods.peers import (
     PartnerExchange,
-    RankedPreferences,
+    PeerMethod,
+    Preferences,
+    Received,
     Score,
-    rank_by_beliefs,
+    StepResult,
     shapley_credit,
 )
-from abps.methods.peers import PeerMethod, PeerUtility, Received, StepResult
+from abps.methods.proposals import rank_by_beliefs
 from abps.models.metrics import auroc, log_loss
 
 if TYPE_CHECKING:
@@ -73,26 +71,23 @@ class Filter:
 
     def screen(self, context: Context) -> Candidates:
         """The candidate sets C_i of all centers."""
-        vectors = np.zeros((context.n, 0)) if context.published is None else context.published
-        vectors = self.read(vectors) if vectors.shape[1] else vectors
+        if not self.compares or context.published is None:
+            return Candidates()
+        vectors = goals.scaled(context.published, self.meta_scale)
         return candidates(vectors, self._goals(context.n), self.keep, self.tau_scope)
 
     def entries(self, data: Prepared) -> int:
         """How many entries of its metadata vector a center publishes."""
         return data.base_metadata if self.metadata == "base" else data.metadata.shape[1]
 
-    def read(self, published: Floats) -> Floats:
-        """(n, k) the published vectors on the scale on which they are compared."""
-        return goals.scaled(published, self.meta_scale)
-
-    def _goals(self, n: int) -> list[Goal] | None:
+    def _goals(self, n: int) -> list[Goal]:
         if self.goal_function is not None:
             return [self.goal_function] * n
         if self.goals:
             if len(self.goals) != n:
                 raise RequestError(f"goals: {len(self.goals)} given for {n} centers; give one per center")
             return [goals.anybody if g == "none" else goals.goal(g) for g in self.goals]
-        return None if self.goal == "none" else [goals.goal(self.goal)] * n
+        return [goals.goal(self.goal)] * n
 
 
 #: The utility of a model, measured on a center's own validation rows.
@@ -195,13 +190,7 @@ class ABPS(PeerMethod):
         """The trained models; beliefs stay."""
         return replace(state, models=trained.models)
 
-    def turns(self, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
-        """At random, or by index."""
-        return selection.turns(self.selection, seed, t, ids)
-
-    def rank_peers(
-        self, context: Context, state: State, trained: Callable[[], Any], t: int
-    ) -> RankedPreferences:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """Rank the members by the beliefs about them."""
         return rank_by_beliefs(context, self.selection, state.beliefs, self.filter.mutual_filter, t)
 
@@ -209,15 +198,6 @@ class ABPS(PeerMethod):
         self, context: Context, state: State, trained: Models, received: Received, t: int
     ) -> StepResult:
         """Mix with the partners, credit them, and update the beliefs."""
-        mixed, observed, answers = self.mix(context, state, trained, received, t)
-        beliefs: Beliefs = received.preferences.beliefs
-        peers = context.local_index[observed.center], observed.peer
-        return StepResult(State(mixed, beliefs.observe(*peers, observed.value)), observed, answers=answers)
-
-    def mix(
-        self, context: Context, state: State, trained: Models, received: Received, t: int
-    ) -> tuple[Weights, PeerUtility, Any]:
-        """(r, P) the mixed models, the utility of partners, and the models' predictions, if at hand."""
         partners = received.partners(context.r)
         weights = shares(context.sizes(), self.weighting)
         exchange = PartnerExchange(context, trained.models, received.arrived, weights, partners)
@@ -226,8 +206,7 @@ class ABPS(PeerMethod):
         if self.selection.policy != "random" or self.adopt == "if_helpful":
             budget = (self.credit.tmc_permutations, self.credit.tmc_tol)
             center, peer, phi = shapley_credit(exchange, mixed, UTILITIES[self.credit.utility], t, *budget)
-        value = self.credit.value(phi)
-        observed = PeerUtility(center, peer, value, np.full(len(value), np.nan))
+        beliefs = state.beliefs.observe(center, peer, self.credit.value(phi))
         models = mixed.models
         if self.adopt == "if_helpful":
             # Shapley values add up to U(all partners) - U(nobody): the gain by the whole mix.
@@ -236,7 +215,7 @@ class ABPS(PeerMethod):
         if self.smoothing:
             models = self._smooth(models, state.models, partners, received.arrived.shape[1])
         plain = self.adopt == "always" and not self.smoothing
-        return models, observed, (mixed.validation, mixed.test) if plain else None
+        return StepResult(State(models, beliefs), (mixed.validation, mixed.test) if plain else None)
 
     def _smooth(self, models: Weights, before: Weights, partners: Sequence[Ints], shared: int) -> Weights:
         """(r, P) with a share of the shared layers before the round, at centers that had partners."""

@@ -11,7 +11,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.scales import PASSES, HistogramSum, outcome_columns
-from abps.methods.base import ROWS, Context, Floats, Method, Published
+from abps.methods.base import ROWS, Context, Method
 from abps.methods.star import StarMethod
 from abps.privacy.budget import Account, PrivacyLedger, Release, noise_for, noisy
 
@@ -33,15 +33,10 @@ def to_count(method: Method, book: Codebook) -> tuple[str, ...]:
 
 def checked(method: Method, centers: int) -> None:
     """Raise where a server shall see sums alone, and the method needs more than sums, or nothing is one."""
-    if method.privacy.secure and centers < 3:
-        raise RequestError(f"secure=yes: {centers} center(s); with fewer than 3 a sum shows a summand")
-    sums_needed(method)
-
-
-def sums_needed(method: Method) -> None:
-    """Raise where sums alone shall be seen, and the method needs more than sums, or nothing is one."""
     if not method.privacy.secure:
         return
+    if centers < 3:
+        raise RequestError(f"secure=yes: {centers} center(s); with fewer than 3 a sum shows a summand")
     if isinstance(method, StarMethod):
         if method.adds is None or method.noted:
             raise RequestError(
@@ -82,12 +77,6 @@ def releases(method: Method, t: int) -> tuple[Release, ...]:
     training = method.training
     steps = training.private_steps(training.epochs)
     return (Release(t, "training", training.noise_multiplier, training.sampling, steps),)
-
-
-def published_privately(context: Context, published: Published, k: int, center: int, noise: float) -> Floats:
-    """(entries,) what the k-th center here publishes, with noise."""
-    stream = streams.generator(context.seed + context.secret, "private-noise", 0, center)
-    return noisy(published.names, published.vectors[k], int(context.data.train.sizes[k]), noise, stream)
 
 
 def not_covered(method: Method, context: Context) -> tuple[str, ...]:
@@ -146,14 +135,15 @@ def begun(method: Method, context: Context) -> tuple[Context, Spending | None]:
     published = method.publish(context)
     if not len(published.names):
         return context, Spending(account)
-    noisy = np.empty_like(published.vectors)
-    for k, place in enumerate(context.local_index):
-        noisy[k] = published_privately(context, published, k, int(context.ids[place]), noise)
+    hidden = np.empty_like(published.vectors)
+    for k, (center, size) in enumerate(zip(context.ids.tolist(), context.data.train.sizes.tolist())):
+        stream = streams.generator(context.seed, "private-noise", 0, center)
+        hidden[k] = noisy(published.names, published.vectors[k], size, noise, stream)
     account = account.spend(Release(0, "metadata", noise))
     rows = context.reported_rows
     if ROWS in published.names:  # nobody knows more of another's rows than it published
-        rows = np.rint(np.exp(noisy[:, published.names.index(ROWS)])).astype(np.float32)
-    return replace(context, published=noisy, reported_rows=rows), Spending(account)
+        rows = np.rint(np.exp(hidden[:, published.names.index(ROWS)])).astype(np.float32)
+    return replace(context, published=hidden, reported_rows=rows), Spending(account)
 
 
 def ledger(method: Method, context: Context, spending: Spending) -> PrivacyLedger:

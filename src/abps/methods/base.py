@@ -51,9 +51,6 @@ SERVER = streams.center_id("the server")
 #: proposals; by a graph that all can compute; or by requesting models.
 Kind = Literal["alone", "star", "coordinated", "mutual", "graph", "pull"]
 
-#: A center's weight in an average: its training rows, or the same for all.
-Weighting = Literal["size", "uniform"]
-
 
 @dataclass(frozen=True)
 class Wire:
@@ -75,10 +72,8 @@ class Wire:
         return frame_size(codec(self.codec), self.shared(context))
 
     def deliver(self, context: Context, weights: Weights, t: int) -> Weights:
-        """(r, count) the weights sent from here as the receivers decode them; t numbers the message."""
-        return self._arrived(
-            context, weights, streams.bits(context.seed, "codec", t, context.ids[context.local_index])
-        )
+        """(n, count) the centers' weights as the receivers decode them; t numbers the message."""
+        return self._arrived(context, weights, streams.bits(context.seed, "codec", t, context.ids))
 
     def answer(self, context: Context, weights: Weights, t: int) -> Weights:
         """What a server sends, as the centers decode it: (count,) the same for all, or (n, count) to each its
@@ -149,7 +144,6 @@ class Context:
     reported_rows: (n,) training rows as the members reported them; none: they are in the data.
     published: (n, k) metadata vectors that centers published.
     derived: what the method computes from all this before any round.
-    secret: a number that no other member knows, for privacy noise; 0 in a simulation, which repeats.
     """
 
     learner: Learner
@@ -161,7 +155,6 @@ class Context:
     reported_rows: NDArray[np.float32] | None = None
     published: Floats | None = None
     derived: Any = None
-    secret: int = 0
 
     @property
     def n(self) -> int:
@@ -180,8 +173,8 @@ class Context:
 
     @cached_property
     def self_mask(self) -> NDArray[np.bool_]:
-        """(r, n) a center itself among the members."""
-        return np.asarray(self.local_index[:, None] == np.arange(self.n))
+        """(n, n) a center itself among all."""
+        return np.eye(self.n, dtype=bool)
 
     def sizes(self) -> Weights:
         """(n,) training rows of the members."""

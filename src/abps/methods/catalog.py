@@ -1,6 +1,6 @@
 """Every method by name, with the configuration that the name stands for.
 
-The competitors from the literature are listed in ``abps.lab.catalog``.
+The competitors from the literature are listed in ``abps.lab.rivals``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ from abps.methods.abps import ABPS, Filter
 from abps.methods.abps_plus import ABPSPlus
 from abps.methods.base import Method, Stopping, Wire
 from abps.methods.fedavg import FedAvg, FedProx
-from abps.methods.local import Centralized, Local
 from abps.methods.random_pairs import RandomPairs
-from abps.methods.references import (
-    CentralizedStopped,
-    GlmExact,
-    LocalBest,
-    LocalStopped,
-    PooledBest,
-)
+from abps.methods.references import Centralized, GlmExact, Local, LocalBest, PooledBest
 from abps.methods.regression import Regression
 from abps.registry import Extended, Registry, first_line
 
@@ -57,15 +50,6 @@ _ENTRIES: Final[dict[str, Entry]] = {
     ),
     "glm-exact": Entry(
         GlmExact(), "reference", "pooled ridge regression from sums", "DataSHIELD, vantage6 and others"
-    ),
-    "local-stopped": Entry(
-        LocalStopped(), "reference", "local, stopped on own validation rows", "early stopping"
-    ),
-    "centralized-stopped": Entry(
-        CentralizedStopped(),
-        "reference",
-        "centralized, stopped on validation rows",
-        "early stopping",
     ),
     "fedavg": Entry(FedAvg(), "star", "average everybody's model every round", "McMahan et al. 2017"),
     "fedavg-p": Entry(
@@ -135,7 +119,7 @@ _ENTRIES: Final[dict[str, Entry]] = {
 
 
 #: Published competitors, which only the laboratory needs.
-_RIVALS: Final = "abps.lab.catalog:RIVALS"
+_RIVALS: Final = "abps.lab.rivals:RIVALS"
 
 #: Every method by its name; competitors come last, and are imported when one of them is asked for.
 CATALOG: Final = Extended(_ENTRIES, _RIVALS, lambda entry: entry)
@@ -166,7 +150,7 @@ METHODS: Final = Registry[Method](
 
 
 #: References that every comparison includes by default; the first is the baseline "alone".
-REFERENCES: Final = ("local-best", "pooled-best", "glm-exact", "local-stopped", "centralized-stopped")
+REFERENCES: Final = ("local-best", "pooled-best", "glm-exact")
 
 
 def name_of(config: Method) -> str:
@@ -175,6 +159,21 @@ def name_of(config: Method) -> str:
     return next((name for name in listed if listed[name].config == config), type(config).__name__.lower())
 
 
+#: Names of the version before, and what to ask for instead.
+_FORMER: Final = {
+    "dac-var": "dac; its rising schedule is gone",
+    "dac-k1": "dac with --set peers=1 --set standardise=true --set tau=1",
+    "fedfomo-k1": "fedfomo with --set peers=1",
+    "dfca-k1": "dfca with --set most=1",
+    "pens-k1": "pens with --set sampled=2 --set best=1 --set later=1",
+    "facade-r1": "facade with --set degree=1",
+    **{f"{name}-p": f"{name} with --set private_layers=1" for name in ("pfedgraph", "ifca", "pens")},
+    **{f"{name}-stopped": f"{name} with --set restore_best=true" for name in ("local", "centralized")},
+}
+
+
 def find(name: str) -> Method:
     """A method's configuration by its name: ours, an entry point's, or ``package.module:NAME``."""
+    if name in _FORMER:
+        raise RequestError(f"there is no method {name!r} any more; ask for {_FORMER[name]}")
     return METHODS.find(name)

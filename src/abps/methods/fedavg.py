@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from abps.core.arrays import Weights, lerp, repeated
+from abps.core.arrays import AGGREGATES, Aggregate, Weighting, Weights, lerp, repeated, shares, trusted
 from abps.core.errors import RequestError
-from abps.methods.averaging import AGGREGATES, Aggregate, shares, trusted
-from abps.methods.base import Context, Models, Weighting, Wire, tried
+from abps.methods.base import Context, Models, Wire, tried
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 
@@ -25,7 +24,7 @@ class FedAvg(StarMethod):
     """wire: codec and private layers.  weighting: size or uniform.
 
     smoothing: share of the previous average that the server keeps (the paper's EMA momentum); 0 is none.
-    aggregate: mean, or an average that a few bad senders cannot move far (:mod:`abps.methods.averaging`).
+    aggregate: mean, or an average that a few bad senders cannot move far (:mod:`abps.core.arrays`).
     """
 
     wire: Wire = field(default_factory=Wire)

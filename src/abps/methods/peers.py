@@ -8,6 +8,9 @@ How centers are linked (:attr:`Method.kind`):
 
 Centers send the shared layers of their trained models through the method's wire and, optionally, one number
 (``note``). The driver sends, encodes, decodes and counts.
+
+A center's coalition is a subset of its partners; its model is the average of its own trained weights (exact)
+and its partners' weights as they arrived, on the shared columns; the private layers are its own.
 """
 
 from __future__ import annotations
@@ -18,39 +21,30 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from abps.core import credit, streams
 from abps.core import ledger as bytes_of
-from abps.core import selection as turns_of
 from abps.core.arrays import Weights
 from abps.core.ledger import Traffic
-from abps.core.matching import Answer, MatchingPlan, propose, unwanted
-from abps.core.selection import Selection
+from abps.core.matching import MatchingPlan, propose
+from abps.core.selection import Selection, turns
 from abps.methods.base import Context, Decisions, Floats, Ints, Method, Wire
-from abps.models.metrics import Segments
-
-
-def accept(row: int, peer: int) -> Answer:
-    """Accept every proposal."""
-    return Answer.ACCEPTED
+from abps.models.metrics import Segments, labels_of
+from abps.models.mixtures import mixtures
 
 
 @dataclass(frozen=True, eq=False)
 class Preferences:
-    """The preferences of r centers over the members, before any proposal.
+    """The preferences of the centers, before any proposal.
 
-    rankings: for every center here, the member indices that it would ask, best first.
-    answer: (row, member) the answer of a center here to a member's proposal while it has a place left.
-    wanted: (r,) whether it had any candidate: a center that had some and asks none declines them all.
-    plan: computes the matching directly, where there are too many centers to list their rankings.
+    rankings: for every center, the peers that it would ask, best first; whoever has a place left accepts.
+    plan: the matching itself, where it follows from more than rankings.
     trail: the audit trail of a matching, or of pulls, which are all granted.
     publishing: entries that every center publishes in this round.
     """
 
     rankings: Sequence[Any] = ()
-    answer: Callable[[int, int], Answer] = accept
-    wanted: NDArray[np.bool_] | None = None
-    plan: Callable[[], MatchingPlan] | None = None
+    plan: MatchingPlan | None = None
     trail: Callable[[MatchingPlan], Decisions] | None = None
     publishing: int = 0
 
@@ -62,7 +56,6 @@ class Received:
     receiver, sender: (transfers,) the row of the receiver, which is here, and the sender's member index.
     arrived: (n, shared) each sender's model as its receivers decode it (undefined where no center here
     received it).  notes: (n,) the senders' notes.  preferences: those that led to the transfers.
-    refused: (receivers, senders) of implausible models that were not admitted.
     """
 
     receiver: Ints
@@ -70,7 +63,6 @@ class Received:
     arrived: Weights
     notes: Floats
     preferences: Any = None
-    refused: tuple[Ints, Ints] = field(default_factory=lambda: (np.zeros(0, np.int64), np.zeros(0, np.int64)))
 
     def partners(self, r: int) -> list[Ints]:
         """The senders that each of the r centers here received from, ascending."""
@@ -80,25 +72,13 @@ class Received:
 
 
 @dataclass(frozen=True, eq=False)
-class PeerUtility:
-    """The utility of peers: for which row, of which member, its value in [0, 1] and standard error."""
-
-    center: Ints
-    peer: Ints
-    value: Floats
-    error: Floats
-
-
-@dataclass(frozen=True, eq=False)
 class StepResult:
     """The state after an exchange.
 
-    utility: of the peers, for a site's record.
     answers: the new models' predictions for their owners' validation and test rows, if they were computed.
     """
 
     state: Any
-    utility: PeerUtility | None = None
     answers: tuple[Segments, Segments] | None = None
 
 
@@ -119,10 +99,6 @@ class PeerMethod(Method, ABC):
     def exchanges(self, t: int) -> bool:
         """Whether centers exchange models in round t."""
         return True
-
-    def turns(self, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
-        """(n,) the members in the order in which they propose."""
-        return turns_of.turns(Selection(), seed, t, ids)
 
     def rank_peers(self, context: Context, state: Any, trained: Callable[[], Any], t: int) -> Preferences:
         """The preferences of the centers here; ``trained()`` waits for their training, if these need it."""
@@ -156,7 +132,119 @@ class PeerMethod(Method, ABC):
 def agree(method: PeerMethod, context: Context, preferences: Preferences, t: int) -> MatchingPlan:
     """The matching when all centers are here."""
     if preferences.plan is not None:
-        return preferences.plan()
-    order = method.turns(context.seed, t, context.ids).tolist()
-    plan = propose(order, preferences.rankings, preferences.answer, method.capacity)
-    return plan if preferences.wanted is None else unwanted(plan, preferences.rankings, preferences.wanted)
+        return preferences.plan
+    order = turns(Selection(), context.seed, t, context.ids).tolist()
+    return propose(order, preferences.rankings, method.capacity)
+
+
+# ---------------------------------------------------------------- mixing with partners, and crediting them
+
+#: A utility of models on the rows of their owners: (logits, labels) -> (models,), larger is better.
+Score = Callable[[Segments, Segments], Floats]
+
+
+def flat(lists: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Lists side by side, and the length of each."""
+    counts = np.array([len(each) for each in lists], dtype=np.int64)
+    return np.concatenate([np.zeros(0, dtype=np.int64), *lists]), counts
+
+
+def coalition(peers: Ints, mask: int) -> Ints:
+    """The peers whose bit is set."""
+    return peers[[p for p in range(len(peers)) if mask >> p & 1]]
+
+
+def coalitions(who: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
+    """All coalitions but the whole of centers (c,) with k partners each (c, k), by mask: (owner, members,
+    counts)."""
+    k = partners.shape[1]
+    inside, counts = flat([coalition(np.arange(k), mask) for mask in range((1 << k) - 1)])
+    return np.repeat(who, (1 << k) - 1), partners[:, inside].ravel(), np.tile(counts, len(who))
+
+
+@dataclass(frozen=True, eq=False)
+class MixResult:
+    """models: (r, P) every center's average with all of its partners.  validation, test: the predictions of
+    these for their owners' rows."""
+
+    models: Weights
+    validation: Segments
+    test: Segments
+
+
+@dataclass(frozen=True, eq=False)
+class PartnerExchange:
+    """What the centers here have to mix in a round.
+
+    trained: (r, P) own models.  arrived: (n, shared) what each member's partners received from it.
+    weights: (n,) of the members in averages.  partners: of every center here, by member index.
+    """
+
+    context: Context
+    trained: Weights
+    arrived: Weights
+    weights: Weights
+    partners: Sequence[Ints]
+
+    def mix(self) -> MixResult:
+        """Average every center here with its partners."""
+        data = self.context.data
+        parts = mixtures(np.arange(self.context.n), *flat(self.partners), self.weights)
+        models, answers = self.context.learner.settle(self.trained, self.arrived, parts, data.held_out)
+        return MixResult(models, *answers.split(data.validation.sizes))
+
+    def utility(self, score: Score, owner: Ints, members: Ints, counts: Ints) -> Floats:
+        """U_i(S): the score of every owner's average with a coalition, on the owner's validation rows."""
+        rows = self.context.data.validation
+        parts = mixtures(owner, members, counts, self.weights)
+        answers = self.context.learner.mixture_logits(self.trained, self.arrived, parts, rows)
+        return score(answers, labels_of(rows, owner))
+
+
+def shapley_credit(
+    exchange: PartnerExchange, mixed: MixResult, score: Score, t: int, permutations: int, tolerance: float
+) -> tuple[Ints, Ints, Floats]:
+    """(center, peer, phi) the Shapley value of every partner for the score of a center's model.
+
+    center: rows.  peer: member indices. Exact up to five partners; sampled above, with so many permutations
+    per center, each cut off within ``tolerance`` of the whole.
+    """
+    partners = exchange.partners
+    whole = score(mixed.validation, labels_of(exchange.context.data.validation))
+    degree = np.array([len(mine) for mine in partners], dtype=np.int64)
+    none = np.zeros(0, dtype=np.int64)
+    center, peer, phi = [none], [none], [np.zeros(0)]
+    for k in np.unique(degree[(degree > 0) & (degree <= credit.EXACT_UP_TO)]).tolist():
+        who = np.flatnonzero(degree == k)
+        mine = np.stack([partners[i] for i in who.tolist()])
+        parts = exchange.utility(score, *coalitions(who, mine)).reshape(len(who), -1)
+        center.append(np.repeat(who, k))
+        peer.append(mine.ravel())
+        phi.append(credit.shapley(np.concatenate([parts, whole[who, None]], axis=1)).ravel())
+    many = np.flatnonzero(degree > credit.EXACT_UP_TO)
+    center.append(np.repeat(many, degree[many]))
+    peer += [partners[i] for i in many.tolist()]
+    phi += _sampled(exchange, many, score, t, permutations, tolerance)
+    return np.concatenate(center), np.concatenate(peer), np.concatenate(phi)
+
+
+def _sampled(
+    exchange: PartnerExchange, many: Ints, score: Score, t: int, permutations: int, tolerance: float
+) -> list[Floats]:
+    """Sampled Shapley values of the partners of each center in ``many``."""
+    context, found = exchange.context, [np.zeros(0)] * len(many)
+
+    def sample(k: int) -> None:
+        i = int(many[k])
+        mine = exchange.partners[i]
+        rng = streams.generator(context.seed, "permutations", t, int(context.ids[i]))
+        orders = np.stack([rng.permutation(len(mine)) for _ in range(permutations)])
+
+        def ask(masks: list[int]) -> Floats:
+            some = flat([coalition(mine, mask) for mask in masks])
+            return exchange.utility(score, np.full(len(masks), i), *some)
+
+        found[k] = credit.sampled_shapley(orders, ask, tolerance)
+
+    context.learner.each(sample, len(many))
+    return found

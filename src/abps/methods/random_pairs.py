@@ -10,16 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
+from abps.core.arrays import Weighting, shares
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.goals import Candidates, candidates, group_numbers
+from abps.core.goals import Candidates, group_numbers
 from abps.core.selection import Selection
-from abps.methods.averaging import shares
-from abps.methods.base import Context, Kind, Models, Weighting
-from abps.methods.pairing import PartnerExchange, rank_by_beliefs
-from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
+from abps.methods.base import Context, Kind, Models
+from abps.methods.peers import PartnerExchange, PeerMethod, Preferences, Received, StepResult
+from abps.methods.proposals import rank_by_beliefs
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,7 @@ class RandomPairs(PeerMethod):
 
     def derived(self, context: Context) -> Candidates:
         """All peers, or those of the same group."""
-        group = group_numbers(context.data.groups) if self.candidates == "group" else None
-        return candidates(np.zeros((context.n, 0)), None, 1.0, "global_pairs", group)
+        return Candidates(group=group_numbers(context.data.groups) if self.candidates == "group" else None)
 
     def begin(self, context: Context, state: Models, t: int, alone: bool) -> Callable[[], Models]:
         """Train, while centers draw partners."""

@@ -1,9 +1,9 @@
 """References: what a hospital, a data lake or a federated regression would give, fitted as well as it can be.
 
-They stand beside every comparison, because a gain over a weak model is none. ``local-best`` is what a
-hospital has without anybody; ``pooled-best`` what all rows in one place would give; ``glm-exact`` the
-federated regression that clinical networks use today. ``local-stopped`` and ``centralized-stopped`` are the
-paper's network alone and on pooled rows, stopped where validation rows say so.
+``local`` and ``centralized`` are the paper's network alone and on pooled rows. The others stand beside every
+comparison, because a gain over a weak model is none: ``local-best`` is what a hospital has without anybody;
+``pooled-best`` what all rows in one place would give; ``glm-exact`` the federated regression that clinical
+networks use today.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,54 @@ from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Method, Models, Stopping
-from abps.methods.local import Centralized
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.glm import message, message_size, newton_step, width_of, with_intercept
 from abps.models.layout import Layout
-from abps.models.metrics import Segments, labels_of, log_loss
+from abps.models.metrics import Segments
 from abps.models.tabular import TableModel, fit_table
 from abps.models.training import Training
 from abps.privacy.small_counts import without_small
+
+if TYPE_CHECKING:
+    from abps.models.learners import Learner
 
 Floats = NDArray[np.float64]
 
 #: The penalty before any evidence, and what a last step may still gain, in nats of all rows together.
 FIRST_PENALTY = 30.0
 NEGLIGIBLE_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every center trains alone: a method's default behaviour."""
+
+
+@dataclass(frozen=True)
+class Centralized(Method):
+    """Pools the rows that each center standardised by itself: the features the federation sees."""
+
+    def init(self, context: Context) -> Models:
+        """One model (1, P), the common start."""
+        return Models(context.learner.start[None].copy())
+
+    def derived(self, context: Context) -> Learner:
+        """The learner that sees all rows."""
+        return context.learner.on(pool(context.data))
+
+    def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
+        """The local epochs of a round, on all rows at once."""
+        return Models(context.derived.train(state.models, t))
+
+    def logits(self, context: Context, state: Models, rows: Rows) -> Segments:
+        """The one model on every center's own rows."""
+        return context.learner.logits(repeated(state.models, context.n), rows)
+
+
+def pool(data: Prepared) -> Prepared:
+    """A federation of one center that owns all training rows."""
+    train = replace(data.train, start=np.array([0, len(data.train.y)]), patient=None)
+    return replace(data, centers=("pooled",), train=train, groups=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +78,13 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Reference(Method):
-    """A reference that is fitted in one round by methods of its own, not by steps of local training."""
+class TableReference(Method):
+    """Regressions and boosted trees, stacked by cross-validation over patients and fitted to training and
+    validation rows (:mod:`abps.models.tabular`), in one round.
+
+    Of validation rows it gives predictions by models that have not seen them, so that thresholds and
+    calibration are honest.
+    """
 
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=1))
 
@@ -56,16 +95,6 @@ class Reference(Method):
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """Nothing: it finds its own settings."""
         return {}
-
-
-@dataclass(frozen=True)
-class TableReference(Reference):
-    """Regressions and boosted trees, stacked by cross-validation over patients and fitted to training and
-    validation rows (:mod:`abps.models.tabular`).
-
-    Of validation rows it gives predictions by models that have not seen them, so that thresholds and
-    calibration are honest.
-    """
 
     def init(self, context: Context) -> Fitted:
         """Nothing yet."""
@@ -84,18 +113,14 @@ class TableReference(Reference):
         data, models = context.data, state.tables
         if rows is data.validation:
             of_own = np.concatenate([model.held_out for model in models])
-            validated = ~np.repeat(np.tile([True, False], data.size), _interleaved(data))
+            both = np.stack([data.train.sizes, data.validation.sizes], axis=1).ravel()  # as own rows stand
+            validated = ~np.repeat(np.tile([True, False], data.size), both)
             return Segments(_answers(of_own[validated]), rows.start)
         parts = [
             models[i if len(models) > 1 else 0].predict(rows.only(i).x.astype(np.float64))
             for i in range(len(rows.sizes))
         ]
         return Segments(_answers(np.concatenate(parts)), rows.start)
-
-
-def _interleaved(data: Prepared) -> NDArray[np.int64]:
-    """(2 centers,) numbers of training and validation rows, in the order of the centers' own rows."""
-    return np.stack([data.train.sizes, data.validation.sizes], axis=1).ravel()
 
 
 def _answers(z: Floats) -> Floats:
@@ -140,7 +165,6 @@ class RegressionMemory:
 
     w: (1 + columns,) coefficients that centers are asked about.  base, before: the coefficients from which
     the last step was taken, and the loss there.  penalty: by evidence.  done: w is final.
-    asked: the round of its answer.
     """
 
     w: Floats
@@ -148,16 +172,14 @@ class RegressionMemory:
     before: float = math.inf
     penalty: float = FIRST_PENALTY
     done: bool = False
-    asked: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Asked(Models):
     """models: (r, columns + 1) the coefficients that the server asks about, the intercept last, as linear
-    models have it.  done: they are final.  heard: the round in which they came."""
+    models have it.  done: they are final."""
 
     done: bool = False
-    received: int = 0
 
     @property
     def w(self) -> Floats:
@@ -172,8 +194,8 @@ class GlmExact(StarMethod):
     The penalty maximises the evidence of all rows, for which the sums of a Newton step suffice. The steps end
     when one would lower the loss by less than :data:`NEGLIGIBLE_GAIN`.
 
-    With a floor a center leaves out yes/no columns that have a small cell with the outcome, and everything if
-    it has fewer rows of an outcome: its sums are those of its rows with zeros there.
+    With a minimum cell size a center leaves out yes/no columns that have a small cell with the outcome, and
+    everything if it has fewer rows of an outcome: its sums are those of its rows with zeros there.
     """
 
     only_binary: ClassVar[str] = "its sums are those of a logistic regression; leave it out"
@@ -210,7 +232,7 @@ class GlmExact(StarMethod):
         return (message_size(layout.size),)
 
     def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
-        """The round, and the coefficients."""
+        """Whether they are final, and the coefficients."""
         return (1 + layout.size,)
 
     def over(self, memory: RegressionMemory | None) -> bool:
@@ -218,8 +240,16 @@ class GlmExact(StarMethod):
         return memory is not None and memory.done
 
     def derived(self, context: Context) -> tuple[Rows, NDArray[np.bool_]]:
-        """The rows as sums may tell of them."""
-        return told_rows(context.data)
+        """Training rows as sums may include them, and (centers,) which centers send zeros.
+
+        With a minimum cell size, columns with a small cell at a center are zero there.
+        """
+        data, train = context.data, context.data.train
+        if not data.min_cell:
+            return train, np.zeros(data.size, dtype=bool)
+        few, kept = releasable_columns(data)
+        x = np.where(np.repeat(kept, train.sizes, axis=0), train.x, np.float32(0.0))
+        return replace(train, x=x), few
 
     def init(self, context: Context) -> Asked:
         """All zero."""
@@ -246,7 +276,7 @@ class GlmExact(StarMethod):
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], Any]:
-        """The round, less than zero if the coefficients are final, and the next ones to ask about."""
+        """Whether the coefficients are final, and these or the next ones to ask about."""
         if not sent:
             return (), server.memory
         total = sent[0].astype(np.float64).sum(axis=0)
@@ -254,8 +284,8 @@ class GlmExact(StarMethod):
         if memory is None:
             zero = np.zeros(width_of(len(total)))
             memory = RegressionMemory(zero, zero)
-        memory = replace(self.step(memory, total), asked=t)
-        reply = np.concatenate([[-t if memory.done else t], memory.w])
+        memory = self.step(memory, total)
+        reply = np.concatenate([[memory.done], memory.w])
         return (reply.astype(np.float32),), memory
 
     def step(self, state: RegressionMemory, total: Floats) -> RegressionMemory:
@@ -283,8 +313,7 @@ class GlmExact(StarMethod):
         if not down:
             return state
         w = np.roll(down[0][1:], -1)  # the intercept is the last
-        asked = int(down[0][0])
-        return Asked(repeated(w, context.r).copy(), asked < 0, abs(asked))
+        return Asked(repeated(w, context.r).copy(), bool(down[0][0]))
 
     def logits(self, context: Context, state: Asked, rows: Rows) -> Segments:
         """The one regression on all rows."""
@@ -294,72 +323,6 @@ class GlmExact(StarMethod):
 def _as_sent(w: Floats) -> Floats:
     """Centers see four-byte numbers; so must the server."""
     return w.astype(np.float32).astype(np.float64)
-
-
-def told_rows(data: Prepared) -> tuple[Rows, NDArray[np.bool_]]:
-    """Training rows as sums may tell of them, and (centers,) which tell nothing.
-
-    With a floor, columns with a small cell at a center are zero there.
-    """
-    train = data.train
-    if not data.min_cell:
-        return train, np.zeros(data.size, dtype=bool)
-    few, kept = releasable_columns(data)
-    x = np.where(np.repeat(kept, train.sizes, axis=0), train.x, np.float32(0.0))
-    return replace(train, x=x), few
-
-
-@dataclass(frozen=True, eq=False)
-class Stopped(Models):
-    """models: each where its validation loss (``loss``) was smallest.  current: as training goes on."""
-
-    current: Weights
-    loss: Floats
-
-
-@dataclass(frozen=True)
-class LocalStopped(Method):
-    """Every center alone, each with the model of its own best round."""
-
-    def init(self, context: Context) -> Stopped:
-        """The common start."""
-        return Stopped(context.common_start(), context.common_start(), np.full(context.r, np.inf))
-
-    def train(self, context: Context, state: Stopped, t: int, alone: bool) -> Stopped:
-        """Train, and keep what is better."""
-        trained = context.learner.train(state.current, t)
-        answers = context.learner.logits(trained, context.data.validation)
-        return better(state, trained, log_loss(answers, labels_of(context.data.validation)))
-
-
-@dataclass(frozen=True)
-class CentralizedStopped(Centralized):
-    """One network on pooled rows with one scale, of the round that was best on all validation rows."""
-
-    training: Training = field(default_factory=lambda: Training(standardise="common"))
-
-    def init(self, context: Context) -> Stopped:
-        """One model, the common start."""
-        start = context.learner.start[None]
-        return Stopped(start.copy(), start.copy(), np.full(1, np.inf))
-
-    def train(self, context: Context, state: Models, t: int, alone: bool) -> Stopped:
-        """Train, and keep what is better."""
-        assert isinstance(state, Stopped)
-        trained, rows = context.derived.train(state.current, t), context.data.validation
-        answers, whole = self.logits(context, Models(trained), rows), np.array([0, len(rows.y)])
-        loss = log_loss(Segments(answers.values, whole), Segments(rows.y, whole, rows.outcome))
-        return better(state, trained, loss)
-
-
-def better(state: Stopped, trained: Weights, loss: Floats) -> Stopped:
-    """The state after a round: a model with a smaller validation loss takes the place of the best.
-
-    A center without validation rows has nothing to stop by and keeps the last.
-    """
-    won = ~(loss >= state.loss)
-    chosen = np.where(won[:, None], trained, state.models)
-    return Stopped(chosen, trained, np.where(won, np.where(np.isnan(loss), np.inf, loss), state.loss))
 
 
 def categories(data: Prepared) -> NDArray[np.int64]:

@@ -40,15 +40,10 @@ def mixtures(
     other: NDArray[np.int64],
     counts: NDArray[np.int64],
     weights: NDArray[np.float32],
-    with_own: bool = True,
-    own_weights: NDArray[np.float32] | None = None,
 ) -> Mixtures:
-    """Averages of ``owner[k]`` with its ``counts[k]`` others, by weights (n,); or of the others alone.
-
-    own_weights: of the owners, where these are counted otherwise than the others.
-    """
+    """Averages of ``owner[k]`` with its ``counts[k]`` others, by weights (n,)."""
     row = np.repeat(np.arange(len(owner)), counts)
-    mine = (weights if own_weights is None else own_weights)[owner].astype(np.float64) * with_own
+    mine = weights[owner].astype(np.float64)
     total = mine + np.bincount(row, weights=weights[other], minlength=len(owner))
     # A model without members is the owner's, untouched.
     own = np.where(counts > 0, mine / total, 1.0)

@@ -48,10 +48,7 @@ Floats = NDArray[np.float64]
 ALONE = ("local-best", "local")
 
 #: What nobody can use: rows that may not be pooled, groups that nobody knows, another form of training alone.
-REFERENCE_ONLY = (
-    "pooled-best", "centralized", "centralized-stopped", "group-oracle-k1", "local-best", "local",
-    "local-stopped",
-)  # fmt: skip
+REFERENCE_ONLY = ("pooled-best", "centralized", "group-oracle-k1", "local-best", "local")
 
 #: The federated regression that everything more complicated has to beat.
 SIMPLE = "glm-exact"

@@ -18,7 +18,7 @@ from abps.models.training import Training
 def outdegree_weights(size, receiver, sender):
     """Weights where everybody's rows are here and all listeners are known."""
     say = size / (1.0 + np.bincount(sender, minlength=len(size)))
-    return hearing_weights(say, say, receiver, sender)
+    return hearing_weights(say, receiver, sender)
 
 
 def transfers(method, here, confidence, t):

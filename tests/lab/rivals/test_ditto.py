@@ -6,7 +6,7 @@ import numpy as np
 
 from abps.lab.rivals.ditto import Ditto
 from abps.methods.fedavg import FedAvg
-from abps.methods.local import Local
+from abps.methods.references import Local
 from abps.models.training import Training
 
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
-from abps.lab.rivals import graphs
+from abps.lab.rivals import choosing
 from abps.lab.rivals.facade import Facade
 from abps.methods.base import Wire
 
 
 @given(st.integers(2, 14), st.integers(1, 6))
 def test_regular_graphs(n: int, degree: int) -> None:
-    edges = graphs.regular(np.random.default_rng(n).permutation(n), degree)
+    edges = choosing.regular(np.random.default_rng(n).permutation(n), degree)
     assert (edges[:, 0] != edges[:, 1]).all()
     assert len(np.unique(np.sort(edges, axis=1), axis=0)) == len(edges)
     found = np.bincount(edges.ravel(), minlength=n)

@@ -53,16 +53,8 @@ def test_a_center_can_work_out_the_mean_from_the_clouds(context, play) -> None:
 
 
 def test_first_round_of_equal_weights_is_fedavg_with_a_proximal_term(context, play) -> None:
-    """Nothing is remembered yet; without server_h and with a tiny alpha it is FedAvg's uniform mean."""
+    """Nothing is remembered yet; with a tiny alpha it is FedAvg's uniform mean."""
     here = context(Training(optimizer="sgd", lr=0.1))
     dyn = play(FedDyn(alpha=1e-9, weighting="uniform"), here, 1)[-1]
     plain = play(FedAvg(weighting="uniform"), here, 1)[-1]
     np.testing.assert_allclose(dyn.models, plain.models, rtol=1e-5, atol=1e-7)
-
-
-def test_evaluate_cloud_and_server_h(context, play) -> None:
-    here = context(Training())
-    cloud = play(FedDyn(evaluate="cloud"), here, 2)[-1]
-    assert np.array_equal(cloud.models, cloud.cloud)
-    off = play(FedDyn(server_h=False), here, 2)[-1]
-    assert np.array_equal(off.models, off.cloud)

@@ -21,11 +21,10 @@ import numpy as np
 from scipy.special import expit, logit
 
 from abps.core import streams
-from abps.core.arrays import Weights, repeated
+from abps.core.arrays import Weighting, Weights, repeated, shares, weighted_mean
 from abps.core.errors import FROM_0, FROM_1, POSITIVE, RequestError
 from abps.data.prepare import Rows
-from abps.methods.averaging import shares, weighted_mean
-from abps.methods.base import Context, Models, Weighting
+from abps.methods.base import Context, Models
 from abps.methods.star import Server, StarMethod
 from abps.models.metrics import Segments
 from abps.models.training import GaussianWeights, Objective, Training
@@ -104,8 +103,7 @@ class BNN(StarMethod):
         """Means and raw spreads are trained; the prior, and its weight in a center's loss."""
         center = np.zeros(context.learner.layout.size, dtype=np.float32)
         spread = np.full_like(state.raw[0], self.prior_sigma)
-        own = context.sizes()[context.local_index]
-        weight = (self.kl / np.maximum(own, np.float32(1.0))).astype(np.float32)
+        weight = (self.kl / np.maximum(context.sizes(), np.float32(1.0))).astype(np.float32)
         return Objective(gaussian=GaussianWeights(center, spread, weight))
 
     def logits(self, context: Context, state: State, rows: Rows) -> Segments:

@@ -1,5 +1,8 @@
-"""What methods share that choose whom to hear, or one of K models or heads: draws of peers, models judged on
-own rows, a trail."""
+"""What peer-to-peer rivals share: graphs and averages over neighbours, draws of peers, models judged on own
+rows, one of K models or heads.
+
+A graph is its edges (e, 2), every undirected edge once. A transfer is (receiver, sender).
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,22 @@ from abps.core.arrays import Weights
 from abps.core.matching import MatchingPlan
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Decisions, Floats, Ints
-from abps.methods.pairing import trail_of
+from abps.methods.proposals import trail_of
 from abps.models.layout import Layout
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import Mixtures
 
 #: The rows of its own on which a center looks at other models.
-Judge = Literal["train", "validation", "all"]
-
-#: How centers come to hear each other: those that they ask, one way; or by proposals, both ways.
-Links = Literal["pull", "mutual"]
+Judge = Literal["train", "validation"]
 
 
 def drawn(
-    context: Context, logits: Floats, t: int, known: NDArray[np.bool_] | None = None, purpose: str = "policy"
+    context: Context, logits: Floats, t: int, known: NDArray[np.bool_] | None = None
 ) -> list[list[int]]:
     """Every center's peers in the order of draws without replacement, probabilities proportional to
-    exp(logits) (r, n); known: (r, n) those that can be drawn, else everybody."""
+    exp(logits) (n, n); known: (n, n) those that can be drawn, else everybody."""
     known = ~context.self_mask if known is None else known & ~context.self_mask
-    u = streams.uniforms(
-        context.seed, purpose, t, context.ids[context.local_index][:, None], context.ids[None, :]
-    )
+    u = streams.uniforms(context.seed, "policy", t, context.ids[:, None], context.ids[None, :])
     # The largest of log-probability plus Gumbel noise is a draw; in descending order, draws in turn.
     noisy = logits - np.log(-np.log(np.maximum(u, 1e-300)))
     order = np.argsort(np.where(known, -noisy, np.inf), axis=1, kind="stable")
@@ -56,30 +54,20 @@ def losses(context: Context, own: Weights, arrived: Weights, to: Ints, by: Ints,
         np.arange(count + 1),
     )
 
-    def measured(rows: Rows) -> Floats:
-        return log_loss(context.learner.mixture_logits(own, arrived, parts, rows), labels_of(rows, to))
-
-    return _over(context, judge, to, measured)
+    rows: Rows = getattr(context.data, judge)
+    found = log_loss(context.learner.mixture_logits(own, arrived, parts, rows), labels_of(rows, to))
+    return _known(found, rows.sizes[to])
 
 
 def own_losses(context: Context, models: Weights, judge: Judge) -> Floats:
-    """(r,) mean loss of every center's model (r, P) on its own rows; 0 where it has none."""
-    everyone = np.arange(context.r)
-    return _over(
-        context, judge, everyone, lambda rows: log_loss(context.learner.logits(models, rows), labels_of(rows))
-    )
+    """(n,) mean loss of every center's model (n, P) on its own rows; 0 where it has none."""
+    rows: Rows = getattr(context.data, judge)
+    return _known(log_loss(context.learner.logits(models, rows), labels_of(rows)), rows.sizes)
 
 
-def _over(context: Context, judge: Judge, who: Ints, measured: Callable[[Rows], Floats]) -> Floats:
-    """(k,) what was measured on the rows that judge, each row with the same weight."""
-    kinds = {"train": ("train",), "validation": ("validation",), "all": ("train", "validation")}[judge]
-    total, count = np.zeros(len(who)), np.zeros(len(who))
-    for kind in kinds:
-        rows: Rows = getattr(context.data, kind)
-        size = rows.sizes[who]
-        total += np.where(size > 0, np.nan_to_num(measured(rows), nan=1e30, posinf=1e30) * size, 0.0)
-        count += size
-    return total / np.maximum(count, 1)
+def _known(loss: Floats, size: Ints) -> Floats:
+    """Losses; 0 where there were no rows, and very large ones where a model is ruined."""
+    return np.where(size > 0, np.nan_to_num(loss, nan=1e30, posinf=1e30), 0.0)
 
 
 def trail_with(score: Floats, count: Floats | None = None) -> Callable[[MatchingPlan], Decisions]:
@@ -131,3 +119,65 @@ def losses_of(context: Context, own: Weights, option: Weights, judge: Judge) -> 
 def under_head(option: Weights, own: Weights) -> Weights:
     """(r, P) models whose first columns are an option (r, columns), the rest a center's own."""
     return np.concatenate([option, own[:, option.shape[1] :]], axis=1)
+
+
+# ---------------------------------------------------------------- graphs
+
+
+Graph = Literal["ring", "changing-ring", "complete"]
+
+
+def ring(order: Ints) -> Ints:
+    """Edges of a ring through the centers in the given order; two centers share one edge."""
+    n = len(order)
+    if n < 2:
+        return np.zeros((0, 2), dtype=np.int64)
+    return np.stack([order, np.roll(order, -1)], axis=1)[: n if n > 2 else 1]
+
+
+def complete(n: int) -> Ints:
+    """Every pair."""
+    return np.stack(np.triu_indices(n, 1), axis=1).astype(np.int64)
+
+
+def regular(order: Ints, degree: int) -> Ints:
+    """Edges of a graph in which all have ``degree`` neighbours, or all others where there are no more: the
+    nearest and, for an odd degree, the opposite on a circle in the given order (of an odd number of centers
+    the last has no opposite)."""
+    n, at = len(order), np.arange(len(order))
+    if degree >= n - 1:
+        return complete(n)
+    edges = [np.stack([order, np.roll(order, -step)], axis=1) for step in range(1, degree // 2 + 1)]
+    if degree % 2:
+        half = at[: n // 2]
+        edges.append(np.stack([order[half], order[half + n // 2]], axis=1))
+    return np.concatenate(edges)
+
+
+def shuffled(context: Context, t: int = 0) -> Ints:
+    """(n,) the centers in random order, the same for all, whatever order they are listed in."""
+    return np.argsort(streams.bits(context.seed, "graph", t, context.ids), kind="stable")
+
+
+def by_size(context: Context, receiver: Ints, sender: Ints) -> NDArray[np.float64]:
+    """(transfers,) the weight of each model received in a size-weighted mean with the own one."""
+    say = context.sizes().astype(np.float64)
+    total = say + np.bincount(receiver, weights=say[sender], minlength=context.n)
+    return np.asarray(say[sender] / total[receiver])
+
+
+def combine(
+    own: Weights, arrived: Weights, receiver: Ints, sender: Ints, weight: NDArray[np.float64]
+) -> Weights:
+    """(r, P) every center's own model and, with the given weights, those it received; weights sum to 1.
+
+    own: (r, P).  arrived: (n, shared) what each member's receivers see of it; the private columns of
+    ``own`` stay.  receiver: (transfers,) rows.  sender: (transfers,) places.  weight: (transfers,).
+    """
+    n, shared = len(own), arrived.shape[1]
+    rest = 1.0 - np.bincount(receiver, weights=weight, minlength=n)
+    mixed = own.copy()
+    mixed[:, :shared] *= rest.astype(np.float32)[:, None]
+    for to, by, scale in zip(receiver, sender, weight.astype(np.float32)):
+        mixed[to, :shared] += scale * arrived[by]
+    return mixed

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core.arrays import Weights
+from abps.core.arrays import Weights, shares, weighted_mean
 from abps.core.errors import FROM_1
-from abps.methods.averaging import shares, weighted_mean
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.fedavg import FedAvg
 from abps.methods.star import Adding, Server

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from abps.core.errors import FROM_0, FROM_1
 from abps.core.ledger import Traffic
-from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, Links, drawn, losses, trail_with
-from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.lab.rivals.choosing import by_size, combine, drawn, losses, trail_with
+from abps.methods.base import Context, Floats, Ints, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 #: A loss of zero has no inverse.
@@ -41,17 +40,13 @@ class State(Models):
 class DAC(PeerMethod):
     """peers: how many a center hears.  tau: how much scores decide.
 
-    two_hop: whether scores are passed on.  standardise: as above.  judge: the rows on which scores are
-    measured.
-    links: pull, one way, as the authors do; mutual: the draws are proposals, and both sides hear each other.
+    two_hop: whether scores are passed on.  standardise: as above.
     """
 
     peers: int = 5
     tau: float = 30.0
     two_hop: bool = True
     standardise: bool = False
-    judge: Judge = "train"
-    links: Links = "pull"
 
     limits: ClassVar = {"peers": FROM_1, "tau": FROM_0}
 
@@ -60,14 +55,11 @@ class DAC(PeerMethod):
         """The learning rate and tau, by the scale of scores."""
         return tried(self, tau=(1.0, 4.0) if self.standardise else (3.0, 30.0))
 
-    @property
-    def kind(self) -> Kind:
-        """One way, or by mutual proposals."""
-        return self.links
+    kind = "pull"
 
     @property
     def capacity(self) -> int:
-        """The number of pulls, or of links."""
+        """The number of pulls."""
         return self.peers
 
     def init(self, context: Context) -> State:
@@ -89,14 +81,14 @@ class DAC(PeerMethod):
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Look at what arrived, and average with all of it."""
         to, by = received.receiver, received.sender
-        measured = inverse(losses(context, trained.models, received.arrived, to, by, self.judge))
+        measured = inverse(losses(context, trained.models, received.arrived, to, by, "train"))
         score, count = state.score.copy(), state.count.copy()
         score[to, by] = measured
         count[to, by] += 1
         if self.two_hop:
             sent = state.score[by]  # as it was when the model was sent
             score = passed_on(score, count > 0, to, by, sent, context.self_mask)
-        mixed = graphs.combine(trained.models, received.arrived, to, by, graphs.by_size(context, to, by))
+        mixed = combine(trained.models, received.arrived, to, by, by_size(context, to, by))
         return StepResult(State(mixed, score, count))
 
 

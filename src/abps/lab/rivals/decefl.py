@@ -22,8 +22,8 @@ import numpy as np
 
 from abps.core import matching
 from abps.core.arrays import Weights
-from abps.lab.rivals import graphs
-from abps.methods.base import Context, Models
+from abps.lab.rivals.choosing import Graph, combine, complete, ring, shuffled
+from abps.methods.base import Context, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
 
@@ -34,18 +34,18 @@ class DeceFL(PeerMethod):
     order: displacement (the method's own) or adapt-then-combine.
     """
 
-    graph: graphs.Graph = "ring"
+    graph: Graph = "ring"
     order: Literal["displacement", "adapt-then-combine"] = "displacement"
 
     kind = "graph"
 
-    def edges(self, context: Context, t: int) -> graphs.Ints:
+    def edges(self, context: Context, t: int) -> Ints:
         """(e, 2) this round's graph."""
         if self.graph == "complete":
-            return graphs.complete(context.n)
-        return graphs.ring(graphs.shuffled(context, t if self.graph == "changing-ring" else 0))
+            return complete(context.n)
+        return ring(shuffled(context, t if self.graph == "changing-ring" else 0))
 
-    def transfers(self, context: Context, t: int) -> tuple[graphs.Ints, graphs.Ints]:
+    def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """Both ways over every edge."""
         return matching.both_ways(self.edges(context, t))
 
@@ -59,7 +59,7 @@ class DeceFL(PeerMethod):
         """Mix with the neighbours."""
         degree = np.bincount(self.edges(context, t).ravel(), minlength=context.n)
         weight = np.full(len(received.receiver), 1.0 / (degree.max(initial=0) + 1))
-        mixed = graphs.combine(
+        mixed = combine(
             self.sent(state, trained), received.arrived, received.receiver, received.sender, weight
         )
         if self.order == "displacement":

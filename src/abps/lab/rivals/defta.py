@@ -24,12 +24,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from abps.core.arrays import Weights
+from abps.core.arrays import Weighting, Weights, shares
 from abps.core.errors import FROM_1
-from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import drawn
-from abps.methods.averaging import shares
-from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting
+from abps.lab.rivals.choosing import combine, drawn
+from abps.methods.base import Context, Floats, Ints, Kind, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.metrics import labels_of, log_loss
 
@@ -134,8 +132,8 @@ class DeFTA(PeerMethod):
         """Average own and received models, corrected for how many hear each."""
         size = shares(context.sizes(), self.weighting).astype(np.float64)
         say = size / (1.0 + received.notes)
-        weight = hearing_weights(say, say[context.local_index], received.receiver, received.sender)
-        mixed = graphs.combine(trained.models, received.arrived, received.receiver, received.sender, weight)
+        weight = hearing_weights(say, received.receiver, received.sender)
+        mixed = combine(trained.models, received.arrived, received.receiver, received.sender, weight)
         return StepResult(
             replace(
                 trained, models=mixed, received=WeightedTransfers(received.receiver, received.sender, weight)
@@ -148,13 +146,12 @@ def crelu(x: Floats, slope: float) -> Floats:
     return np.where(x > 0, slope * x, x)
 
 
-def hearing_weights(say: Floats, own: Floats, receiver: Ints, sender: Ints) -> Floats:
+def hearing_weights(say: Floats, receiver: Ints, sender: Ints) -> Floats:
     """(transfers,) weight of each model received: N_j / d_j over the sum of these, own model included.
 
-    say: (n,) N_j / d_j of the members, where d_j counts those who hear j, itself too.  own: (r,) of the
-    centers here.
+    say: (n,) N_j / d_j, where d_j counts those who hear j, itself too.
     """
-    total = own + np.bincount(receiver, weights=say[sender], minlength=len(own))
+    total = say + np.bincount(receiver, weights=say[sender], minlength=len(say))
     return say[sender] / total[receiver]
 
 

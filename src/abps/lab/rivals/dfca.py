@@ -16,7 +16,7 @@ import numpy as np
 from abps.core import streams
 from abps.core.arrays import Weights, lerp
 from abps.core.errors import FROM_0, FROM_1, RequestError
-from abps.lab.rivals.choosing import Judge, choose, spread_out, under_head
+from abps.lab.rivals.choosing import choose, spread_out, under_head
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
@@ -38,14 +38,13 @@ class State(Models):
 @dataclass(frozen=True)
 class DFCA(PeerMethod):
     """clusters: how many models.  fewest, most: peers that a center sends to.  spread: how far the models
-    start from each other.  judge: the rows that judge.
+    start from each other.
     """
 
     clusters: int = 6
     fewest: int = 1
     most: int = 15
     spread: float = 0.01
-    judge: Judge = "train"
 
     #: The cluster's number travels with its model.
     noted = True
@@ -68,7 +67,7 @@ class DFCA(PeerMethod):
 
     def _taken(self, context: Context, own: Weights, copies: Weights) -> State:
         """Every center with the copy that suits it."""
-        cluster = choose(context, own, copies, self.judge)
+        cluster = choose(context, own, copies, "train")
         mine = copies[np.arange(context.r), cluster]
         return State(under_head(mine, own), copies, cluster)
 
@@ -99,13 +98,8 @@ class DFCA(PeerMethod):
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Blend what arrives into the copies, then choose again."""
         number = np.rint(received.notes).astype(np.int64).clip(0, self.clusters - 1)
-        place = streams.uniforms(
-            context.seed,
-            "proposal-order",
-            t,
-            context.ids[context.local_index[received.receiver]],
-            context.ids[received.sender],
-        )
+        ids = context.ids[received.receiver], context.ids[received.sender]
+        place = streams.uniforms(context.seed, "proposal-order", t, *ids)
         copies = trained.copies.copy()
         for k in np.lexsort((place, received.receiver)).tolist():
             i, j = int(received.receiver[k]), int(received.sender[k])

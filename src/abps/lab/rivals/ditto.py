@@ -8,14 +8,12 @@ training of it. Small lam: local training; large lam: the global model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from abps.core.arrays import Weights
 from abps.core.errors import FROM_0
-from abps.data.prepare import Rows
 from abps.methods.base import Context, Models
 from abps.methods.fedavg import FedAvg, under
-from abps.models.metrics import Segments
 from abps.models.training import Objective
 
 
@@ -36,10 +34,9 @@ class TrainedModels:
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """lam: strength of the pull towards the global model.  evaluate: personal or global."""
+    """lam: strength of the pull towards the global model."""
 
     lam: float = 1.0
-    evaluate: Literal["personal", "global"] = "personal"
 
     limits: ClassVar = {"lam": FROM_0}
     searched: ClassVar = {"lam": (0.1, 1.0)}
@@ -65,7 +62,3 @@ class Ditto(FedAvg):
     def rest(self, context: Context, state: State, trained: TrainedModels, t: int) -> State:
         """Without an exchange the last global model stays the anchor."""
         return State(trained.personal, state.received)
-
-    def logits(self, context: Context, state: State, rows: Rows) -> Segments:
-        """The personal models' predictions, or the global one's."""
-        return context.learner.logits(state.models if self.evaluate == "personal" else state.received, rows)

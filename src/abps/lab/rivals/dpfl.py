@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import FROM_1
-from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, drawn, losses_of, trail_with
+from abps.lab.rivals.choosing import by_size, combine, drawn, losses_of, trail_with
 from abps.methods.base import Context, Floats, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
@@ -42,14 +41,10 @@ class State(Models):
 
 @dataclass(frozen=True)
 class DPFL(PeerMethod):
-    """most: members of a set, itself included.  period: rounds from one search to the next.
-
-    judge: the rows that judge.
-    """
+    """most: members of a set, itself included.  period: rounds from one search to the next."""
 
     most: int = 10
     period: int = 2
-    judge: Judge = "validation"
 
     limits: ClassVar = {"most": (2, math.inf), "period": FROM_1}
     searched: ClassVar = {"most": (5, 10)}
@@ -79,7 +74,7 @@ class DPFL(PeerMethod):
         """Search, and go on from the average of what was found."""
         found = self.search(context, trained.models, received, t)
         to, by = np.nonzero(found)
-        models = graphs.combine(trained.models, received.arrived, to, by, graphs.by_size(context, to, by))
+        models = combine(trained.models, received.arrived, to, by, by_size(context, to, by))
         kept = found.astype(np.float64) if state.searches == 0 else state.kept
         return StepResult(State(models, kept, state.searches + 1))
 
@@ -90,8 +85,8 @@ class DPFL(PeerMethod):
         chosen = np.zeros((context.r, context.n), dtype=bool)
         partners = [received.sender[received.receiver == i] for i in range(context.r)]
         # Sums of weighted models: those taken, and those not yet refused.
-        taken = own[:, :shared].astype(np.float64) * size[context.local_index][:, None]
-        weight = size[context.local_index].copy()
+        taken = own[:, :shared].astype(np.float64) * size[:, None]
+        weight = size.copy()
         open_, open_weight = taken.copy(), weight.copy()
         for i, mine in enumerate(partners):
             open_[i] += size[mine] @ received.arrived[mine].astype(np.float64)
@@ -99,11 +94,9 @@ class DPFL(PeerMethod):
 
         def reward(total: Floats, weights: Floats) -> Floats:
             average = (total / weights[:, None]).astype(np.float32)
-            return (10.0 - losses_of(context, own, average, self.judge)) / 10.0
+            return (10.0 - losses_of(context, own, average, "validation")) / 10.0
 
-        luck = streams.uniforms(
-            context.seed, "accept", t, context.ids[context.local_index][:, None], context.ids[None, :]
-        )
+        luck = streams.uniforms(context.seed, "accept", t, context.ids[:, None], context.ids[None, :])
         for step in range(max((len(mine) for mine in partners), default=0)):
             active = np.array([step < len(mine) for mine in partners]) & (chosen.sum(1) + 1 < self.most)
             if not active.any():
@@ -111,7 +104,7 @@ class DPFL(PeerMethod):
             j = np.array([mine[step] if on else 0 for mine, on in zip(partners, active)])
             part = received.arrived[j].astype(np.float64) * size[j][:, None]
             # Rounding must not turn an empty sum into a weight below zero.
-            less = np.maximum(open_weight - size[j], size[context.local_index])
+            less = np.maximum(open_weight - size[j], size)
             gain = np.maximum(0.0, reward(taken + part, weight + size[j]) - reward(taken, weight))
             loss = np.maximum(0.0, reward(open_ - part, less) - reward(open_, open_weight))
             chance = np.where(gain + loss > 0, gain / np.where(gain + loss > 0, gain + loss, 1.0), 1.0)

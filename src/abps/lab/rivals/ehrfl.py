@@ -19,8 +19,7 @@ import numpy as np
 
 from abps.core.arrays import Weights
 from abps.core.errors import FROM_1
-from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import drawn, trail_with
+from abps.lab.rivals.choosing import by_size, combine, drawn, trail_with
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
@@ -76,8 +75,8 @@ class EHRFL(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Average with the partner, by size."""
-        weight = graphs.by_size(context, received.receiver, received.sender)
-        models = graphs.combine(trained.models, received.arrived, received.receiver, received.sender, weight)
+        weight = by_size(context, received.receiver, received.sender)
+        models = combine(trained.models, received.arrived, received.receiver, received.sender, weight)
         return StepResult(replace(trained, models=models))
 
 

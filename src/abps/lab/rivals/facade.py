@@ -20,8 +20,7 @@ import numpy as np
 from abps.core import matching
 from abps.core.arrays import Weights
 from abps.core.errors import FROM_0, FROM_1, RequestError
-from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, choose, head_start, spread_out
+from abps.lab.rivals.choosing import choose, combine, head_start, regular, shuffled, spread_out
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
@@ -38,14 +37,12 @@ class State(Models):
 class Facade(PeerMethod):
     """clusters: how many heads.  degree: neighbours in a round.  head_layers: layers of a head; as many as
     the model has, or more: all of it is the head.  spread: how far heads start from each other.
-    judge: the rows that judge heads.
     """
 
     clusters: int = 6
     degree: int = 4
     head_layers: int = 1
     spread: float = 0.01
-    judge: Judge = "train"
 
     #: The head's number travels with it.
     noted = True
@@ -81,7 +78,7 @@ class Facade(PeerMethod):
         """Every center with the head that suits it; models: (r, P), of which the trunk counts."""
         trunk = models[:, : self.trunk(context)]
         whole = np.concatenate([np.repeat(trunk[:, None], self.clusters, axis=1), heads], axis=2)
-        cluster = choose(context, models, whole, self.judge)
+        cluster = choose(context, models, whole, "train")
         return State(whole[np.arange(context.r), cluster], heads, cluster)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
@@ -93,7 +90,7 @@ class Facade(PeerMethod):
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """Both ways over every edge of the round's graph."""
-        return matching.both_ways(graphs.regular(graphs.shuffled(context, t), self.degree))
+        return matching.both_ways(regular(shuffled(context, t), self.degree))
 
     def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
         """The head's number."""
@@ -103,13 +100,13 @@ class Facade(PeerMethod):
         """The mean trunk, and the mean of every head with those of its number."""
         to, by, at = received.receiver, received.sender, self.trunk(context)
         weight = evenly(to, context.r)
-        trunk = graphs.combine(trained.models[:, :at], received.arrived[:, :at], to, by, weight)
+        trunk = combine(trained.models[:, :at], received.arrived[:, :at], to, by, weight)
         number = np.rint(received.notes[by]).astype(np.int64).clip(0, self.clusters - 1)
         # A center's K heads are K rows of their own.
         rows = to * self.clusters + number
         share = evenly(rows, context.r * self.clusters)
         own = trained.heads.reshape(context.r * self.clusters, -1)
-        heads = graphs.combine(own, received.arrived[:, at:], rows, by, share).reshape(trained.heads.shape)
+        heads = combine(own, received.arrived[:, at:], rows, by, share).reshape(trained.heads.shape)
         return StepResult(
             self._taken(context, np.concatenate([trunk, trained.models[:, at:]], axis=1), heads)
         )

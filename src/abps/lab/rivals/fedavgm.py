@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from abps.core.arrays import Weights
+from abps.core.arrays import Weighting, Weights, shares, weighted_mean
 from abps.core.errors import POSITIVE
-from abps.methods.averaging import shares, weighted_mean
-from abps.methods.base import Context, Models, Weighting, Wire
+from abps.methods.base import Context, Models, Wire
 from abps.methods.fedavg import under
 from abps.methods.star import Adding, Server, StarMethod
 

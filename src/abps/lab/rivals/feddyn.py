@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from abps.core.arrays import Weights, repeated
+from abps.core.arrays import Weighting, Weights, repeated, shares
 from abps.core.errors import POSITIVE
-from abps.methods.averaging import shares
-from abps.methods.base import Context, Models, Weighting, tried
+from abps.methods.base import Context, Models, tried
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 
@@ -55,14 +54,11 @@ class FedDyn(StarMethod):
 
     weighting: size gives center i alpha / (N_i / mean N), as the authors' code does; uniform gives alpha
     to all. The server's mean is uniform in both.
-    server_h: whether the server adds h to what it sends.  evaluate: mean (of the centers' models) or cloud.
     """
 
     alpha: float | None = None
     codec: str = "fp32"
     weighting: Weighting = "size"
-    server_h: bool = True
-    evaluate: Literal["mean", "cloud"] = "mean"
 
     #: What the server keeps.
     keeps = DriftTerm
@@ -84,7 +80,7 @@ class FedDyn(StarMethod):
         weights = shares(context.sizes(), self.weighting)
         usual = 0.1 if self.training.optimizer == "newton" else 1.0
         alpha = usual if self.alpha is None else self.alpha
-        return (alpha * weights.mean() / weights)[context.local_index]
+        return alpha * weights.mean() / weights
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> Models:
         """Train on the bent loss."""
@@ -103,21 +99,20 @@ class FedDyn(StarMethod):
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], DriftTerm]:
-        """The cloud: the mean, and h if it is added."""
+        """The cloud: the mean and h."""
         mean = sent[0].mean(0)
         before = server.memory.h if server.memory else np.zeros_like(mean)
         h = before + (mean - (server.last[0] if server.last else start))
-        return (mean + h if self.server_h else mean,), DriftTerm(h)
+        return (mean + h,), DriftTerm(h)
 
     def receive(
         self, context: Context, state: State, trained: Models, down: tuple[Weights, ...], t: int
     ) -> State:
         """Start from the cloud; the mean follows from it and the one before."""
         cloud, before = down[0], state.cloud[0]
-        mean = (cloud + before - state.h) / 2 if self.server_h else cloud
+        mean = (cloud + before - state.h) / 2
         moved = state.moved + (trained.models - state.cloud)
-        shown = mean if self.evaluate == "mean" else cloud
-        return State(repeated(shown, context.r), repeated(cloud, context.r), moved, state.h + (mean - before))
+        return State(repeated(mean, context.r), repeated(cloud, context.r), moved, state.h + (mean - before))
 
     def rest(self, context: Context, state: State, trained: Models, t: int) -> State:
         """Every center goes on from its own model."""

@@ -9,23 +9,21 @@ on its validation rows, x⁻ being its model before training; the positive ones,
 weights of its new model. Without a positive one it keeps its own trained model (the authors go back to x⁻
 and lose the round). w / |sum of w| is added to its preferences.
 
-``links=relay``: a server holds all models and hands them on: 1 up and ``peers`` down. ``links=pull``:
-centers ask each other. The models are the same, the bytes are not.
+A server holds all models and hands them on: 1 up and ``peers`` down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from abps.core import streams
 from abps.core.errors import FROM_1
 from abps.core.ledger import Traffic
-from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, losses, own_losses, trail_with
+from abps.lab.rivals.choosing import combine, losses, own_losses, trail_with
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
@@ -39,15 +37,10 @@ class State(Models):
 
 @dataclass(frozen=True)
 class FedFomo(PeerMethod):
-    """peers: models of others that a center hears.  explore: the chance of a random one, at first.
-
-    judge: the rows that judge.  links: relay, by a server; or pull.
-    """
+    """peers: models of others that a center hears.  explore: the chance of a random one, at first."""
 
     peers: int = 5
     explore: float = 0.3
-    judge: Judge = "validation"
-    links: Literal["relay", "pull"] = "relay"
 
     limits: ClassVar = {"peers": FROM_1, "explore": (0.0, 1.0)}
     searched: ClassVar = {"explore": (0.1, 0.3)}
@@ -65,7 +58,7 @@ class FedFomo(PeerMethod):
 
     def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """The preferred ones, now and then a random one in their place."""
-        mine = context.ids[context.local_index][:, None]
+        mine = context.ids[:, None]
         luck = streams.uniforms(context.seed, "tie-break", t, mine, context.ids[None, :])
         order = np.lexsort((luck, np.where(context.self_mask, np.inf, -state.preference)), axis=-1)[:, :-1]
         many = min(self.peers, context.n - 1)
@@ -86,27 +79,25 @@ class FedFomo(PeerMethod):
 
     def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
         """Over a server: one model up from everybody, and down those asked for."""
-        if self.links == "pull":
-            return super().cost(context, to, by)
         payload = self.wire.payload(context)
         directed = (context.n + len(to)) * payload
         return Traffic((directed + 1) // 2, directed)
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Weigh what arrived, and the own model, by what each takes off the loss."""
-        to, by, before = received.receiver, received.sender, own_losses(context, state.models, self.judge)
+        to, by, before = received.receiver, received.sender, own_losses(context, state.models, "validation")
         shared = received.arrived.shape[1]
         base = state.models[:, :shared]
         theirs = gains(
-            before[to] - losses(context, trained.models, received.arrived, to, by, self.judge),
+            before[to] - losses(context, trained.models, received.arrived, to, by, "validation"),
             np.linalg.norm((received.arrived[by] - base[to]).astype(np.float64), axis=1),
         )
         own = gains(
-            before - own_losses(context, trained.models, self.judge),
+            before - own_losses(context, trained.models, "validation"),
             np.linalg.norm((trained.models[:, :shared] - base).astype(np.float64), axis=1),
         )
         weight = positive_shares(own, theirs, to)
-        models = graphs.combine(trained.models, received.arrived, to, by, weight)
+        models = combine(trained.models, received.arrived, to, by, weight)
         total = np.abs(own + np.bincount(to, weights=theirs, minlength=context.r))
         preference = state.preference.copy()
         preference[to, by] += theirs / np.where(total[to] > 0, total[to], 1.0)

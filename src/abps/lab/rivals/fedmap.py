@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from abps.core.arrays import Weights
+from abps.core.arrays import Weights, weighted_mean
 from abps.core.errors import FROM_0
 from abps.lab.rivals.choosing import own_losses
 from abps.lab.rivals.ditto import State as PersonalState
-from abps.methods.averaging import weighted_mean
 from abps.methods.base import Context, Floats
 from abps.methods.fedavg import FedAvg, under
 from abps.methods.star import Adding, Server

@@ -66,7 +66,7 @@ class Gossip(PeerMethod):
         """Merge what arrives."""
         to, by = received.receiver, received.sender
         # Every message has its own place in the receiver's queue, whatever order centers are listed in.
-        receivers = context.ids[context.local_index[to]]
+        receivers = context.ids[to]
         place = streams.uniforms(context.seed, "proposal-order", t, receivers, context.ids[by])
         return StepResult(
             State(*merge(trained.models, trained.age, received.arrived, received.notes, by, to, place))

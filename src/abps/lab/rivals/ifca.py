@@ -15,10 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from abps.core.arrays import Weights, repeated
+from abps.core.arrays import Weights, repeated, weighted_mean
 from abps.core.errors import FROM_0, FROM_1
-from abps.lab.rivals.choosing import Judge, choose, spread_out, under_head
-from abps.methods.averaging import weighted_mean
+from abps.lab.rivals.choosing import choose, spread_out, under_head
 from abps.methods.base import Context, Floats, Ints, Models, Wire
 from abps.methods.star import Server, StarMethod
 from abps.models.layout import Layout
@@ -33,16 +32,12 @@ class State(Models):
 
 @dataclass(frozen=True)
 class IFCA(StarMethod):
-    """wire: codec and private layers.  clusters: how many models.  warmup, spread: how they begin.
-
-    judge: the rows on which a center compares them.
-    """
+    """wire: codec and private layers.  clusters: how many models.  warmup, spread: how they begin."""
 
     wire: Wire = field(default_factory=Wire)
     clusters: int = 6
     warmup: int = 5
     spread: float = 0.01
-    judge: Judge = "train"
 
     #: The cluster's number travels with its model.
     noted = True
@@ -73,7 +68,7 @@ class IFCA(StarMethod):
 
     def _taken(self, context: Context, own: Weights, options: Weights) -> State:
         """Every center with the option (K, shared) that suits it."""
-        cluster = choose(context, own, options, self.judge)
+        cluster = choose(context, own, options, "train")
         return State(under_head(options[cluster], own), cluster)
 
     def note(self, context: Context, trained: State) -> Floats:

@@ -56,8 +56,8 @@ class ODAL(CoordinatedMethod):
     def upload(self, context: Context, state: Surrogate, t: int) -> Upload:
         """The own regression; the own gradient; the lead's result."""
         lists, lead = [], int(np.argmax(context.sizes()))
-        for i, member in enumerate(context.local_index):
-            if t == 3 and member != lead:
+        for i in range(context.n):
+            if t == 3 and i != lead:
                 lists.append(np.zeros(0))
                 continue
             rows = context.data.train.only(i)

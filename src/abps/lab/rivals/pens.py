@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import FROM_1, RequestError
-from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, drawn, losses, trail_with
-from abps.methods.averaging import shares
-from abps.methods.base import Context, Floats, Ints, Models, Weighting, tried
+from abps.lab.rivals.choosing import by_size, combine, drawn, losses, trail_with
+from abps.methods.base import Context, Floats, Ints, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 #: The share of all rounds that the first phase takes, unless its rounds are set.
@@ -41,15 +39,12 @@ class PENS(PeerMethod):
     """sampled, best: peers that a center hears in phase 1, and how many of them it averages with.
 
     first: rounds of phase 1; none: three in ten.  later: peers that a center hears in phase 2.
-    judge: the rows that judge.  weighting: size, or the same for all as in the authors' code.
     """
 
     sampled: int = 10
     best: int = 2
     first: int | None = None
     later: int = 10
-    judge: Judge = "train"
-    weighting: Weighting = "size"
 
     limits: ClassVar = {"sampled": FROM_1, "best": FROM_1, "later": FROM_1, "first": FROM_1}
 
@@ -92,13 +87,11 @@ class PENS(PeerMethod):
         """Average with the best, and count them; later with all."""
         to, by, chosen = received.receiver, received.sender, state.chosen
         if self.looking(context, t):
-            loss = losses(context, trained.models, received.arrived, to, by, self.judge)
+            loss = losses(context, trained.models, received.arrived, to, by, "train")
             kept = best_of(to, loss, context.ids[by], self.best)
             to, by, chosen = to[kept], by[kept], chosen.copy()
             chosen[to, by] += 1
-        say = shares(context.sizes(), self.weighting).astype(np.float64)
-        total = say[context.local_index] + np.bincount(to, weights=say[by], minlength=context.r)
-        mixed = graphs.combine(trained.models, received.arrived, to, by, say[by] / total[to])
+        mixed = combine(trained.models, received.arrived, to, by, by_size(context, to, by))
         return StepResult(State(mixed, chosen))
 
 

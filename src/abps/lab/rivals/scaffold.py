@@ -13,10 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from abps.core.arrays import Weights, lerp, repeated
+from abps.core.arrays import Weighting, Weights, lerp, repeated, shares, weighted_mean
 from abps.core.errors import POSITIVE
-from abps.methods.averaging import shares, weighted_mean
-from abps.methods.base import Context, Models, Weighting
+from abps.methods.base import Context, Models
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 

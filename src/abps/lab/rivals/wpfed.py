@@ -27,7 +27,7 @@ from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import FROM_1, SHARE
 from abps.data.prepare import Prepared, Rows
-from abps.lab.rivals import graphs
+from abps.lab.rivals.choosing import combine
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.learners import Learner
@@ -130,7 +130,7 @@ class WPFed(PeerMethod):
         loss = log_loss(answers, labels_of(derived.reference, to))
         after = replace(trained, ranking=ranked(to, by, loss, context.r, self.neighbours))
         total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=context.n)
-        mixed = graphs.combine(models, arrived, to, by, weight[to, by] / total[to])
+        mixed = combine(models, arrived, to, by, weight[to, by] / total[to])
         return StepResult(replace(after, models=mixed))
 
     def weights(self, code: NDArray[np.bool_], score: Floats) -> Floats:

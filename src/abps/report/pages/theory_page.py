@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -27,15 +28,22 @@ def write(out: Path, checked: TheoryResults) -> Path:
     figures = {drawing.name: drawing for drawing in _draw_all(checked)}
     for drawing in figures.values():
         drawing.save(out / "figures")
-    tables = {
-        "claims": pl.DataFrame([asdict(c) for c in checked.claims]),
-        "coverage": coverage_table(checked.coverage),
-        "monitoring": pl.DataFrame([asdict(m) for m in checked.monitoring]),
-        "regret": regret_table(checked.regret),
-        "transition": transition_table(checked),
+    tables: dict[str, list[dict[str, Any]]] = {
+        "claims": [asdict(c) for c in checked.claims],
+        "coverage": [
+            asdict(c) | {"prior": f"Beta({c.prior[0]:g}, {c.prior[1]:g})"} for c in checked.coverage
+        ],
+        "monitoring": [asdict(m) for m in checked.monitoring],
+        "regret": [regret_row(r) for r in checked.regret],
+        "transition": [
+            {"gamma": m.gamma, "rounds": m.rounds, "utility": u, "would_rest": w, "rested": r}
+            for m in checked.transition
+            for u, w, r in np.column_stack([m.utility, m.would_rest, m.rested]).tolist()
+        ],
     }
-    for name, table in tables.items():
-        files.write_with(out / "tables" / f"{name}.csv", table.write_csv)
+    for name, rows in tables.items():
+        frame = pl.DataFrame(rows, infer_schema_length=None)
+        files.write_with(out / "tables" / f"{name}.csv", frame.write_csv)
     files.write_json(out / "theory.json", summary(checked))
     page = render(
         "theory.html",
@@ -73,42 +81,21 @@ def worst_by_count(rows: Iterable[Coverage]) -> list[tuple[int, list[float]]]:
     return [(k, [worst[k, d] for d in DELTAS]) for k in COUNTS]
 
 
-def coverage_table(rows: list[Coverage]) -> pl.DataFrame:
-    plain = [{**asdict(r), "prior": f"Beta({r.prior[0]:g}, {r.prior[1]:g})"} for r in rows]
-    return pl.DataFrame(plain, infer_schema_length=None)
-
-
-def regret_table(rows: list[Regret]) -> pl.DataFrame:
-    """One row per setting, at its last round."""
-    return pl.DataFrame(
-        [
-            {
-                "study": r.study,
-                "utilities": " ".join(f"{m:g}" for m in r.means),
-                "slots": r.slots,
-                "gamma": r.gamma,
-                "epsilon": f"{r.epsilon.schedule} {r.epsilon.value:g}",
-                "rounds": int(r.at[-1]),
-                "regret": float(r.mean[-1]),
-                "standard_error": float(r.error[-1]),
-                "slope": r.slope,
-                **{f"bound_{name}": float(b[-1]) for name, b in r.bounds.items()},
-                **{f"crossed_{name}": t for name, t in r.crossed.items()},
-            }
-            for r in rows
-        ],
-        infer_schema_length=None,
-    )
-
-
-def transition_table(checked: TheoryResults) -> pl.DataFrame:
-    return pl.DataFrame(
-        [
-            {"gamma": m.gamma, "rounds": m.rounds, "utility": u, "would_rest": w, "rested": r}
-            for m in checked.transition
-            for u, w, r in zip(m.utility.tolist(), m.would_rest.tolist(), m.rested.tolist(), strict=True)
-        ]
-    )
+def regret_row(r: Regret) -> dict[str, Any]:
+    """A setting at its last round."""
+    return {
+        "study": r.study,
+        "utilities": " ".join(f"{m:g}" for m in r.means),
+        "slots": r.slots,
+        "gamma": r.gamma,
+        "epsilon": f"{r.epsilon.schedule} {r.epsilon.value:g}",
+        "rounds": int(r.at[-1]),
+        "regret": float(r.mean[-1]),
+        "standard_error": float(r.error[-1]),
+        "slope": r.slope,
+        **{f"bound_{name}": float(b[-1]) for name, b in r.bounds.items()},
+        **{f"crossed_{name}": t for name, t in r.crossed.items()},
+    }
 
 
 def gamma_name(gamma: float) -> str:

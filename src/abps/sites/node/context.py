@@ -145,7 +145,6 @@ class SiteContext:
         context = Context(
             self.learner, self.data, center_ids(members), self.agreement.seed, self.agreement.rounds,
             np.array([place], dtype=np.int64), np.array(rows, dtype=np.float32), np.zeros((len(members), 0)),
-            secret=self.terms.secret,
         )  # fmt: skip
         return with_derived(self.method, context)
 

@@ -1,13 +1,13 @@
-"""Proposals among very many simulated centers: the plan of :mod:`abps.core`, without tables of all pairs.
+"""Proposals: who works with whom by beliefs, and the audit trail of a round of proposals.
 
-A hospital ranks its own peers; a simulation of n centers would need n × n tables for that. Here compiled
-code evaluates a pair when a center comes to it: all peers that were never observed have the prior's score and
-follow each other in the order of the tie-break, a keyed permutation that can be evaluated at single places.
-So a round takes about n log n looks, and no more memory than the observed pairs.
+Compiled code evaluates a pair when a center comes to it: all peers that were never observed have the prior's
+score and follow each other in the order of the tie-break, a keyed permutation that can be evaluated at single
+places. So a round takes about n log n looks, and no more memory than the observed pairs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.beliefs import Beliefs, BetaPosterior
-from abps.core.goals import KINDS, Candidates, Goal, Pairwise, unit
+from abps.core.goals import Candidates
 from abps.core.matching import Answer, MatchingPlan, Rest
 from abps.core.selection import RoundKeys, Selection, epsilon, peer_scores, turns
 from abps.jit import compiled
+from abps.methods.base import Context, Decisions, Floats, Ints, Words
+from abps.methods.peers import Preferences
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+#: Centers up to which every proposal is listed in the audit trail; above, rejected ones are counted.
+LISTED_UP_TO = 512
 
 _NOBODY: Final = -1
 _ACCEPTED, _FULL, _FILTERED, _DECLINED = (int(answer) for answer in Answer)
@@ -30,16 +32,12 @@ _ACCEPTED, _FULL, _FILTERED, _DECLINED = (int(answer) for answer in Answer)
 class _View(NamedTuple):
     """Everything that the preferences of all centers follow from, as compiled code takes it.
 
-    table: (n, n) candidates, or (0, 0); then kind, vectors, threshold, rule and group decide.
+    table: (n, n) candidates, or (0, 0): everybody is one; group: (n,) or (0,): only peers of the same group.
     start, peer, score: the observed pairs of center i are start[i] to start[i + 1].
     ties, draws: (n,) keys of the orders of the tie-break and of exploration; explores: (n,).
     """
 
     table: NDArray[np.bool_]
-    kind: Ints
-    vectors: Floats
-    threshold: Floats
-    rule: Ints
     group: Ints
     start: Ints
     peer: Ints
@@ -83,32 +81,11 @@ def _permute(value: int, key: np.uint64, n: int, shape: tuple[int, int, int], fo
 
 
 @compiled
-def _goal_admits(
-    table: NDArray[np.bool_],
-    kinds: Ints,
-    vectors: Floats,
-    threshold: Floats,
-    rule: Ints,
-    group: Ints,
-    i: int,
-    j: int,
-) -> bool:
+def _admits(table: NDArray[np.bool_], group: Ints, i: int, j: int) -> bool:
     """Is j a candidate of i? Arrays one by one: this is the innermost loop, and views are large to pass."""
     if i == j or (len(group) and group[i] != group[j]):
         return False
-    if len(table):
-        return table[i, j]
-    if not len(rule):
-        return True
-    kind, value = kinds[rule[i]], 0.0
-    if kind == 2:
-        value = -abs(vectors[i, 0] - vectors[j, 0])
-    elif kind:
-        value = vectors[i, 1] * vectors[j, 1]  # unit vectors stand after the outcome rate
-        for k in range(2, vectors.shape[1]):
-            value += vectors[i, k] * vectors[j, k]
-        value *= kind
-    return value >= threshold[i]
+    return not len(table) or table[i, j]
 
 
 @compiled
@@ -135,7 +112,7 @@ def _eligible(view: _View, i: int, j: int) -> bool:
     """Is j in the ranking of i?"""
     if view.proposer_check and _score(view, i, j) < view.tau:
         return False
-    return _goal_admits(view.table, view.kind, view.vectors, view.threshold, view.rule, view.group, i, j)
+    return _admits(view.table, view.group, i, j)
 
 
 @compiled
@@ -190,7 +167,7 @@ def _swap(view: _View, i: int, better: Ints, worse: Ints) -> tuple[int, int]:
 @compiled
 def _has_candidate(view: _View, i: int) -> bool:
     for j in range(len(view.ties)):
-        if _goal_admits(view.table, view.kind, view.vectors, view.threshold, view.rule, view.group, i, j):
+        if _admits(view.table, view.group, i, j):
             return True
     return False
 
@@ -204,17 +181,17 @@ def _join(i: int, j: int, load: Ints, partner: Ints) -> None:
 
 @compiled
 def _play(
-    view: _View, order: Ints, kappa: int, load: Ints, partner: Ints, pairs: Ints, asked: Ints, idle: Ints
+    view: _View, order: Ints, kappa: int, load: Ints, partner: Ints, made: Ints, asked: Ints, idle: Ints
 ) -> int:
-    """All turns; returns the number of pairs. Fills load (n,), partner (n, kappa), pairs, asked (n, 4) and
-    idle (n,): a center had candidates and asked nobody."""
-    table, kinds, vectors, threshold, rule, group = (
-        view.table, view.kind, view.vectors, view.threshold, view.rule, view.group,
-    )  # fmt: skip
-    start, peer, score, ties, shape = view.start, view.peer, view.score, view.ties, view.shape
+    """All turns; returns the number of rows in ``made``. Fills load (n,), partner (n, kappa), asked (n, 4),
+    idle (n,): a center had candidates and asked nobody, and made (rows, 3): center, peer and answer of every
+    proposal, or, if it has fewer than n * n rows, of the accepted ones."""
+    table, group, start, peer, score = view.table, view.group, view.start, view.peer, view.score
+    ties, shape = view.ties, view.shape
     prior, tau, mutual = view.prior_score, view.tau, view.mutual
     usual_asked = prior >= tau or not view.proposer_check
-    made, n = 0, len(order)
+    rows, n = 0, len(order)
+    listed = len(made) >= n * n
     aside = np.full(n, _NOBODY)  # whose turn it was when a peer had another score than the prior's
     for i in order:
         if load[i] >= kappa:
@@ -234,11 +211,7 @@ def _play(
                 j = worse[place - n]
             else:
                 j = place if view.by_index else _permute(place, ties[i], n, shape, True)
-                if (
-                    aside[j] == i
-                    or not usual_asked
-                    or not _goal_admits(table, kinds, vectors, threshold, rule, group, i, j)
-                ):
+                if aside[j] == i or not usual_asked or not _admits(table, group, i, j):
                     continue
             if j == first:
                 j = drawn
@@ -249,60 +222,46 @@ def _play(
             answer = _FULL
             if load[j] < kappa:
                 at = _find(start, peer, j, i)
-                if mutual and not _goal_admits(table, kinds, vectors, threshold, rule, group, j, i):
+                if mutual and not _admits(table, group, j, i):
                     answer = _FILTERED
                 elif (prior if at < 0 else score[at]) < tau:
                     answer = _DECLINED
                 else:
                     answer = _ACCEPTED
                     _join(i, j, load, partner)
-                    pairs[made, 0], pairs[made, 1] = i, j
-                    made += 1
             asked[i, answer] += 1
+            if listed or answer == _ACCEPTED:
+                made[rows, 0], made[rows, 1], made[rows, 2] = i, j, answer
+                rows += 1
         idle[i] = view.proposer_check and asked[i].sum() == 0 and _has_candidate(view, i)
-    return made
+    return rows
 
 
-def match_many(
-    config: Selection,
-    beliefs: Beliefs,
-    candidates: Candidates,
-    mutual: bool,
-    keys: RoundKeys,
+def match_by_beliefs(
+    config: Selection, beliefs: Beliefs, candidates: Candidates, mutual: bool, keys: RoundKeys
 ) -> MatchingPlan:
     """One round of proposals among all centers; mutual: the receiver's goal must admit the proposer too.
 
-    The plan lists the accepted proposals only; ``asked`` counts all of them.
+    Above :data:`LISTED_UP_TO` centers the plan lists the accepted proposals only; ``asked`` counts all.
     """
     n, kappa = beliefs.n, config.kappa
     view = _view(config, beliefs, candidates, mutual, keys)
     load, partner = np.zeros(n, dtype=np.int64), np.full((n, kappa), _NOBODY)
-    pairs, asked, idle = np.zeros((n * kappa, 2), np.int64), np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
-    made = _play(view, turns(config, keys.seed, keys.t, keys.ids), kappa, load, partner, pairs, asked, idle)
+    asked, idle = np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
+    made = np.zeros((n * n if n <= LISTED_UP_TO else n * kappa, 3), np.int64)
+    order = turns(config, keys.seed, keys.t, keys.ids)
+    made = made[: _play(view, order, kappa, load, partner, made, asked, idle)]
     rest = np.full(n, Rest.NO_CANDIDATES, dtype=np.int8)
     rest[asked[:, Answer.FULL] > 0] = Rest.ALL_FULL
     rest[(asked[:, Answer.DECLINED] > 0) | (idle > 0)] = Rest.DECLINED
     rest[load > 0] = Rest.NOT
-    done = pairs[:made]
-    answer = np.full(made, Answer.ACCEPTED, dtype=np.int8)
-    return MatchingPlan(n, done, done[:, 0], done[:, 1], answer, rest, asked)
-
-
-def _vectors(metadata: Floats) -> Floats:
-    """(n, 1 + k) the outcome rate, and the metadata as unit vectors."""
-    return np.concatenate([metadata[:, :1], unit(metadata)], axis=1)
-
-
-def _name(goal: Goal) -> str:
-    return goal.name if isinstance(goal, Pairwise) else ""
+    center, peer, answer = made.T
+    pairs = made[answer == Answer.ACCEPTED, :2]
+    return MatchingPlan(n, pairs, center, peer, answer.astype(np.int8), rest, asked)
 
 
 def _view(
-    config: Selection,
-    beliefs: Beliefs,
-    candidates: Candidates,
-    mutual: bool,
-    keys: RoundKeys,
+    config: Selection, beliefs: Beliefs, candidates: Candidates, mutual: bool, keys: RoundKeys
 ) -> _View:
     ids, seed, t = keys.ids, keys.seed, keys.t
     n, prior = beliefs.n, BetaPosterior(*(np.array([float(p)]) for p in (*beliefs.prior, 0.0)))
@@ -311,13 +270,8 @@ def _view(
     if config.policy != "random":
         chance = epsilon(config.eps_schedule, config.epsilon, t, keys.horizon)
         explores = streams.uniforms(seed, "explore", t, ids) < chance
-    known = candidates.table is not None
     return _View(
-        table=candidates.table if candidates.table is not None else np.zeros((0, 0), dtype=bool),
-        kind=np.array([] if known else [KINDS[_name(goal)] for goal in candidates.rules], dtype=np.int64),
-        vectors=np.zeros((n, 1)) if known or not candidates.rules else _vectors(candidates.vectors),
-        threshold=candidates.threshold,
-        rule=np.zeros(0, dtype=np.int64) if known else candidates.rule,
+        table=np.zeros((0, 0), dtype=bool) if candidates.table is None else candidates.table,
         group=np.zeros(0, dtype=np.int64) if candidates.group is None else candidates.group.astype(np.int64),
         start=np.searchsorted(beliefs.key, np.arange(n + 1) * n).astype(np.int64),
         peer=beliefs.key % max(n, 1),
@@ -331,4 +285,72 @@ def _view(
         by_index=config.tie_break == "index",
         explores=explores,
         shape=streams.shape(n),
+    )
+
+
+def rank_by_beliefs(
+    context: Context, config: Selection, beliefs: Beliefs, mutual: bool, t: int
+) -> Preferences:
+    """The matching by beliefs; ``context.derived`` has the candidate sets.
+
+    mutual: the receiver's goal must admit the proposer, too.
+    """
+    keys = RoundKeys(context.ids, context.seed, t, context.horizon)
+
+    def trail(plan: MatchingPlan) -> Decisions:
+        def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
+            belief = beliefs.posterior(center, peer)
+            return peer_scores(config, belief, t), belief.mean, belief.count
+
+        return _unlisted(plan).after(trail_of(plan, numbers))
+
+    return Preferences(plan=match_by_beliefs(config, beliefs, context.derived, mutual, keys), trail=trail)
+
+
+#: An :class:`Answer` in words.
+_ANSWERS = np.array(["accepted", "full", "filtered", "declined"], dtype=object)
+
+#: A :class:`Rest` in words.
+_REASONS = np.array([rest.words or None for rest in Rest], dtype=object)
+
+
+def repeat_word(word: str | None, count: int) -> Words:
+    """(count,) one word."""
+    return np.full(count, word, dtype=object)
+
+
+def trail_of(plan: MatchingPlan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, Floats]]) -> Decisions:
+    """Each proposal, each answer, each rest; numbers: (center, peer) -> score, mean, count."""
+    resting = np.flatnonzero(plan.rest != Rest.NOT)
+    # A proposal is the center's decision, its answer the peer's: two rows, in that order.
+    center = np.stack([plan.center, plan.peer], axis=1).ravel()
+    peer = np.stack([plan.peer, plan.center], axis=1).ravel()
+    what = np.stack([repeat_word("proposed", len(plan.answer)), _ANSWERS[plan.answer]], axis=1).ravel()
+    nothing = np.full(len(resting), np.nan)
+    score, mean, count = (np.concatenate([column, nothing]) for column in numbers(center, peer))
+    return Decisions(
+        center=np.concatenate([center, resting]),
+        peer=np.concatenate([peer, np.full(len(resting), -1)]),
+        decision=np.concatenate([what, repeat_word("rested", len(resting))]),
+        score=score,
+        mean=mean,
+        count=count,
+        reason=np.concatenate([repeat_word(None, len(what)), _REASONS[plan.rest[resting]]]),
+    )
+
+
+def _unlisted(plan: MatchingPlan) -> Decisions:
+    """Proposals that a plan counts and does not list: one row per center and answer, with their number."""
+    listed = np.bincount(4 * plan.center + plan.answer, minlength=4 * plan.n).reshape(plan.n, 4)
+    more = plan.asked - listed
+    center, answer = np.nonzero(more)
+    nothing = np.full(len(center), np.nan)
+    return Decisions(
+        center=center,
+        peer=np.full(len(center), -1),
+        decision=_ANSWERS[answer],
+        score=nothing,
+        mean=nothing,
+        count=nothing,
+        reason=np.array([f"{number} proposals" for number in more[center, answer].tolist()], dtype=object),
     )

@@ -1,4 +1,6 @@
-"""Selection without tables of pairs: the same plans as from full tables, and what it keeps at scale."""
+"""Proposals by beliefs: the same plans as from full tables, and what is kept at scale."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +10,9 @@ from hypothesis import strategies as st
 from abps.core import goals, streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.goals import TABLE_UP_TO, candidates
+from abps.core.goals import TABLE_UP_TO, Candidates, candidates
 from abps.core.selection import RoundKeys, Selection
-from abps.methods.large_matching import match_many
+from abps.methods.proposals import match_by_beliefs
 from core.dense_selection import select
 
 
@@ -62,30 +64,26 @@ def federations(draw):
 
 def both(n, sets, config, beliefs, mutual, seed, t):
     ids = streams.center_ids([f"c{i}" for i in range(n)])
-    table, pairwise = candidates(*sets), candidates(*sets, table_up_to=0)
-    assert table.table is not None and pairwise.table is None
-    consent = table.table if mutual else np.ones((n, n), dtype=bool)
-    dense = select(config, beliefs, table.table, consent, ids, seed, t, 50)
-    own = sets[1] is not None and nearest_last in sets[1]  # needs the table
-    return dense, [
-        match_many(config, beliefs, c, mutual, RoundKeys(ids, seed, t, 50))
-        for c in ((table,) if own else (pairwise, table))
-    ]
+    vectors, chosen, keep, scope, group = sets
+    own = Candidates() if chosen is None else candidates(vectors, chosen, keep, scope)
+    table = ~np.eye(n, dtype=bool) if own.table is None else own.table
+    if group is not None:
+        table = table & (group[:, None] == group[None, :])
+    consent = table if mutual else np.ones((n, n), dtype=bool)
+    dense = select(config, beliefs, table, consent, ids, seed, t, 50)
+    keys = RoundKeys(ids, seed, t, 50)
+    return dense, match_by_beliefs(config, beliefs, replace(own, group=group), mutual, keys)
 
 
 def agree(dense, sparse):
-    assert sparse.pairs.tolist() == dense.pairs.tolist()
-    assert sparse.rest.tolist() == dense.rest.tolist()
-    assert sparse.asked.tolist() == dense.asked.tolist()
-    assert sparse.proposals == len(dense.center)
+    for name in ("pairs", "rest", "asked", "center", "peer", "answer"):
+        assert getattr(sparse, name).tolist() == getattr(dense, name).tolist()
 
 
 @settings(max_examples=120, deadline=None)
 @given(federations())
 def test_the_same_plan_as_from_full_tables(federation):
-    dense, plans = both(*federation)
-    for sparse in plans:
-        agree(dense, sparse)
+    agree(*both(*federation))
 
 
 LARGE = [
@@ -106,51 +104,17 @@ def test_many_centers_round_after_round(goal, settings_, mutual):
     chosen = None if goal is None else [goals.GOALS.builtin.get(goal, known[k % 4]) for k in range(n)]
     config, beliefs = Selection(**{"kappa": 1} | settings_), Beliefs(n)
     for t in range(1, 6):
-        dense, plans = both(
-            n,
-            (vectors, chosen, 0.1, "per_center" if t % 2 else "global_pairs"),
-            config,
-            beliefs,
-            mutual,
-            3,
-            t,
-        )
-        for sparse in plans:
-            agree(dense, sparse)
+        sets = (vectors, chosen, 0.1, "per_center" if t % 2 else "global_pairs", None)
+        dense, sparse = both(n, sets, config, beliefs, mutual, 3, t)
+        agree(dense, sparse)
         i, j = np.concatenate([dense.pairs, dense.pairs[:, ::-1]]).T
         beliefs = beliefs.observe(i, j, rng.random(len(i)))
 
 
-def test_thresholds_from_a_sample_keep_nearly_the_share(monkeypatch):
-    rng = np.random.default_rng(2)
-    vectors = metadata(900, rng, coarse=False)
-    chosen = [goals.homogeneity if k % 3 else goals.alignment for k in range(900)]
-    scores = goals.pair_scores(vectors, chosen)
-    monkeypatch.setattr(goals, "SAMPLED_PEERS", 450)
-    for scope, tolerance in (("global_pairs", 0.002), ("per_center", 0.1)):  # four standard errors and more
-        sampled = goals.sampled_thresholds(vectors, chosen, 0.25, scope)
-        kept = goals.admitted(scores, sampled).mean(axis=1)
-        share = [kept[rows].mean() for rows in goals.same_goal(chosen)] if scope == "global_pairs" else kept
-        assert np.abs(np.array(share) - 0.25).max() < tolerance
-        again = goals.sampled_thresholds(vectors, chosen, 0.25, scope)
-        assert (sampled == again).all()
-
-
-def test_rows_without_a_table_are_those_of_the_table():
-    rng = np.random.default_rng(4)
-    vectors = metadata(150, rng, coarse=True)
-    group = rng.integers(2, size=150)
-    for goal in (*goals.GOALS.builtin.values(), goals.anybody, nearest_last):
-        table = candidates(vectors, [goal] * 150, 0.3, "per_center", group)
-        pairwise = candidates(vectors, [goal] * 150, 0.3, "per_center", group, table_up_to=0)
-        some = np.arange(0, 150, 7)
-        assert (pairwise.rows(some) == table.table[some]).all()
-
-
-def test_own_goals_need_the_table():
+def test_goals_need_a_table_of_pairs():
     many = np.ones((TABLE_UP_TO + 1, 2))
     with pytest.raises(RequestError, match="up to 4,096 centers, not 4,097"):
-        candidates(many, [nearest_last] * len(many), 0.25, "global_pairs")
+        candidates(many, [goals.homogeneity] * len(many), 0.25, "global_pairs")
 
 
 def test_two_centers_agree_whether_they_are_alike():
@@ -165,14 +129,10 @@ def test_memory_does_not_grow_with_pairs():
     import tracemalloc
 
     n = 12_000
-    vectors = metadata(n, np.random.default_rng(6), coarse=False)
     ids = streams.bits(0, "generate", 0, np.arange(n))
     tracemalloc.start()
-    sets = candidates(vectors, [goals.homogeneity] * n, 0.25, "global_pairs")
-    plan = match_many(Selection(kappa=1), Beliefs(n), sets, True, RoundKeys(ids, 1, 1, 50))
+    plan = match_by_beliefs(Selection(kappa=1), Beliefs(n), Candidates(), True, RoundKeys(ids, 1, 1, 50))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert sets.table is None and len(plan.pairs) > 0.49 * n
+    assert len(plan.pairs) == n // 2 and len(plan.center) == len(plan.pairs)
     assert peak < 70e6
-    kept = sets.rows(np.arange(0, n, 100)).sum() / (120 * (n - 1))
-    assert abs(kept - 0.25) < 0.02  # the mean of 200 centers' own shares

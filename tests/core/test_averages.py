@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 import abps
+from abps.core import arrays as averaging
 from abps.core.errors import RequestError
-from abps.methods import averaging
 from abps.methods.settings import configure
 
 SMALL = {"hidden": (8, 4)}
