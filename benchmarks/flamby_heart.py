@@ -215,16 +215,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--published", type=Path)
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     theirs = {} if options.published is None else published(options.published)
     print(f"| | {' | '.join(CENTERS)} | mean |\n|---|---|---|---|---|---|")
+    lines = []
     for name, values in measured(options.data).items():
         rows = [(name, values)]
         if name in theirs:
             rows.insert(0, (f"{name}, published", theirs[name]))
             rows[1] = (f"{name}, ours", values)
         for label, v in rows:
-            print(f"| {label} | " + " | ".join(f"{m:.3f}" for m in (*v.mean(axis=0), v.mean())) + " |")
+            lines.append([label, *(f"{m:.4f}" for m in (*v.mean(axis=0), v.mean()))])
+            print(f"| {label} | " + " | ".join(f"{float(m):.3f}" for m in lines[-1][1:]) + " |")
+    if options.csv is not None:
+        with options.csv.open("w", newline="") as stream:
+            csv.writer(stream).writerows([["accuracy", *CENTERS, "mean"], *lines])
     for name, v in theirs.items():
         print(name, "published by seed:", v.round(3).tolist())
 

@@ -65,13 +65,13 @@ def test_it_writes_a_page_figures_tables_and_a_summary(written: tuple[Path, str]
     verdict = {claim["name"]: claim["verdict"] for claim in summary["claims"]}
     assert verdict["Theorem 2 at T = 50 with 229 peers"] == "fails"
     assert json.loads((out / "theory.json").read_text())["claims"] == summary["claims"]
-    for name in ("coverage", "regret", "constants", "transition"):
+    for name in ("regret", "transition"):
         assert (out / "figures" / f"{name}.svg").read_text().startswith("<svg")
         assert (out / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     for name in ("claims", "coverage", "monitoring", "regret", "transition"):
         assert (out / "tables" / f"{name}.csv").stat().st_size > 0
     page = (out / "report.html").read_text()
-    assert page.count("<svg") == 4 and "style=" not in page
+    assert page.count("<svg") == 2 and "style=" not in page
     assert page.count('class="verdict ') == 16
     assert not re.search(r"""(src|href)=["']https?:""", page), "the page must work without a network"
     assert not list(out.rglob("*.part"))

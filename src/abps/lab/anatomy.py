@@ -1,6 +1,6 @@
 """The anatomy of a federation: sizes, event rates, and how much hospitals differ beyond chance.
 
-A mixed model with random intercepts is fitted to all rows (:mod:`abps.lab.rivals.mixed_model`). Where
+A mixed model with random intercepts is fitted to all rows (:mod:`abps.lab.rivals.regressions`). Where
 coefficients differ, too, the scores of the five strongest columns scatter more between hospitals than those
 of outcomes that are drawn from the model.
 """
@@ -17,7 +17,7 @@ from abps.core import streams
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare, side_by_side
 from abps.engine.rounds import RunState
-from abps.lab.rivals.mixed_model import MixedModel, own_intercept
+from abps.lab.rivals.regressions import MixedModel, own_intercept
 from abps.methods.base import Context, Floats, Ints
 from abps.methods.settings import with_model
 from abps.models.learners import learner_for

@@ -17,8 +17,7 @@ from abps.data.federation import Federation
 from abps.data.prepare import prepare
 from abps.engine.rounds import RunState
 from abps.lab.rivals.boosting import EDGES, HistogramBoosting
-from abps.lab.rivals.mixed_model import MixedModel, column_kinds
-from abps.lab.rivals.one_shot import ODAL
+from abps.lab.rivals.regressions import ODAL, MixedModel, column_kinds
 from abps.methods.base import Context
 from abps.methods.settings import with_model
 from abps.models.learners import learner_for

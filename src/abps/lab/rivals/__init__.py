@@ -24,11 +24,10 @@ from abps.lab.rivals.fedmap import FedMAP
 from abps.lab.rivals.fedrep import FedRep
 from abps.lab.rivals.gossip import Gossip
 from abps.lab.rivals.ifca import IFCA
-from abps.lab.rivals.mixed_model import MixedModel
 from abps.lab.rivals.moon import MOON
-from abps.lab.rivals.one_shot import ODAL
 from abps.lab.rivals.pens import PENS
 from abps.lab.rivals.pfedgraph import PFedGraph
+from abps.lab.rivals.regressions import ODAL, MixedModel
 from abps.lab.rivals.scaffold import Scaffold
 from abps.lab.rivals.wpfed import WPFed
 from abps.methods.abps import ABPS

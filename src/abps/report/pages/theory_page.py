@@ -109,13 +109,6 @@ def _draw_all(checked: TheoryResults) -> list[Drawing]:
     schedules = [r for r in checked.regret if r.study == "schedules"]
     return [
         draw(
-            "coverage",
-            "How often the bound is violated",
-            "Largest share of runs in which the posterior mean lies outside the bound, over drifts, priors, "
-            "utilities and shapes of drift. Dashed: the probability δ that the theorem allows.",
-            partial(coverage_figure, checked.coverage),
-        ),
-        draw(
             "regret",
             "Regret of three schedules",
             "Regret against the best κ of six peers (0.9, 0.7, 0.6, 0.2, 0.15, 0.1), with two "
@@ -123,13 +116,6 @@ def _draw_all(checked: TheoryResults) -> list[Drawing]:
             "the exponent; a logarithm flattens. Points under 5 / √T are runs of their own, because "
             "that schedule depends on the number of rounds.",
             partial(regret_figure, schedules),
-        ),
-        draw(
-            "constants",
-            "Constants of the bound",
-            "Left: above 1 the bound is crossed; the printed constant does not know γ. Right: with "
-            "two slots, gaps to the best peer do not see how hard the second place is to fill.",
-            partial(constants_figure, checked.regret),
         ),
         draw(
             "transition",
@@ -140,21 +126,6 @@ def _draw_all(checked: TheoryResults) -> list[Drawing]:
             partial(transition_figure, checked),
         ),
     ]
-
-
-def coverage_figure(rows: list[Coverage]) -> Figure:
-    figure = blank(5.2, 3.4)
-    axes = figure.subplots()
-    worst = worst_by_count(rows)
-    counts = np.array([k for k, _ in worst])
-    for i, (delta, colour) in enumerate(zip(DELTAS, (BLUE, ORANGE, GREEN, RED, PURPLE), strict=True)):
-        rate = np.array([rates[i] for _, rates in worst])
-        seen = rate > 0
-        axes.plot(counts[seen], rate[seen], "o-", color=colour, markersize=3, label=f"δ = {delta:g}")
-        axes.axhline(delta, color=colour, linestyle="--", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="observations K", ylabel="share of runs outside the bound")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
 
 
 def regret_figure(rows: list[Regret]) -> Figure:
@@ -184,40 +155,6 @@ def regret_figure(rows: list[Regret]) -> Figure:
         axes.set_xlabel("rounds T")
     for axes in grid[::2]:
         axes.set_ylabel("regret")
-    return figure
-
-
-def constants_figure(rows: list[Regret]) -> Figure:
-    """Left: regret over bound as gamma grows. Right: two slots, where gaps to the best peer fail."""
-    figure = blank(8.2, 3.4)
-    left, right = figure.subplots(1, 2)
-    sweep = [r for r in rows if r.study == "gamma"]
-    gammas = [r.gamma for r in sweep]
-    left.plot(gammas, [r.worst["printed"] for r in sweep], "o-", color=RED, label="printed: 8")
-    proven = [r for r in sweep if np.isfinite(r.bounds["constant"]).all()]
-    left.plot(
-        [r.gamma for r in proven],
-        [r.worst["constant"] for r in proven],
-        "s--",
-        color=BLUE,
-        label="corrected: 8 γ²",
-    )
-    left.axhline(1.0, color=GREY, linewidth=0.8)
-    left.axvline(GAMMA, color=GREY, linewidth=0.8, linestyle=":")
-    left.set(xlabel="γ (dotted: √2)", ylabel="largest regret / bound", title="κ = 1, utilities 0.9 and 0.1")
-    left.legend()
-    shown = [r for r in rows if r.study == "slots"]
-    for r, colour in zip(shown, (BLUE, RED), strict=True):
-        name = gamma_name(r.gamma)
-        right.plot(r.at, r.mean, color=colour, label=f"regret, γ = {name}")
-        style = {"color": colour, "linewidth": 0.9}
-        right.plot(r.at, r.bounds["constant"], "--", label=f"8 γ², gaps to the best, γ = {name}", **style)
-        right.plot(r.at, r.bounds["slots"], ":", label=f"8 γ², gaps to the slots, γ = {name}", **style)
-    right.set(xscale="log", yscale="log", xlabel="rounds T", ylabel="regret")
-    right.set_title("κ = 2, utilities " + ", ".join(f"{m:g}" for m in shown[0].means))
-    right.set_xlim(left=1000)
-    right.set_ylim(bottom=10)
-    right.legend(fontsize=6.5)
     return figure
 
 
