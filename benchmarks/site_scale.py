@@ -3,8 +3,7 @@
 Provisions networks of several sizes on the loopback address (mutual TLS, one process per participant), runs a
 whole study of the flagship under masked sums on each, and adds a row per network to a CSV file. Wall-clock
 seconds depend on what else the machine does (``load``: processes that wanted a core), processor seconds
-less: those of a round are of all processes together, the difference between a whole study and one that is
-ended after its second round.
+less: those of a round are of all processes together.
 
     python benchmarks/site_scale.py --sites 8,16 --csv benchmarks/results/sites.csv
 """
@@ -14,20 +13,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import datetime
 import os
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 
-from abps.sites.consent.agreement import Agreement
 from abps.sites.flare.rehearsal import Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.flare.submit import submit
+from abps.sites.node.status import read_status
 from abps.sites.protocol.commands import Timeouts
 
 LONG = 1800.0
@@ -41,43 +41,38 @@ def measure(folder: Path, plan: RehearsalPlan) -> dict[str, float]:
         began = time.monotonic()
         processes.start_all(LONG)
         startup = time.monotonic() - began
-        study, seconds, rounds, memory, used = _job(processes, agreement, plan.rounds)
-        *_, short, _, less = _job(processes, replace(agreement, study="short"), 2)
+        with _watching(processes) as (memory, samples):
+            began = time.monotonic()
+            # Generous, because all sites share this machine's cores.
+            waits = Timeouts(call=120, sign=120)
+            done = submit(network.operator, agreement, plan.rounds, plan.sites, waits, LONG)
+            study = time.monotonic() - began
+    if done.report is None or done.status != "FINISHED:COMPLETED":
+        raise SystemExit(f"{plan.sites} sites: the job ended as {done.status}")
+    for r in done.report["rounds"]:
+        if len(r["present"]) != plan.sites or r["missing"]:
+            raise SystemExit(f"{plan.sites} sites: round {r['round']} went without {r['missing']}")
+    seconds = [r["seconds"] for r in done.report["rounds"]]
+    status = read_status(network.relay / "local")
+    assert status is not None and status.step == "done"  # written when the last round was over
+    over = datetime.datetime.fromisoformat(status.since).timestamp()
+    first, last = np.interp([over - sum(seconds), over], *zip(*samples, strict=True))
     return {
-        "sites": plan.sites, "rounds": rounds, "startup s": startup, "study s": study,
+        "sites": plan.sites, "rounds": len(seconds), "startup s": startup, "study s": study,
         "median round s": statistics.median(seconds), "fastest round s": min(seconds), **memory,
-        "CPU s of a study": used, "CPU s of a round": (used - less) / (rounds - short),
+        "CPU s of a study": samples[-1][1], "CPU s of a round": float(last - first) / len(seconds),
         "load": os.getloadavg()[0],
     }  # fmt: skip
 
 
-def _job(
-    processes: Processes, agreement: Agreement, most: int
-) -> tuple[float, list[float], int, dict[str, float], float]:
-    """Run a job: its seconds, those of its rounds, their number, MB of processes, processor seconds."""
-    count = len(processes.network.sites)
-    with _watching(processes) as (memory, used):
-        began = time.monotonic()
-        # Generous, because all sites share this machine's cores.
-        waits = Timeouts(call=120, sign=120)
-        done = submit(processes.network.operator, agreement, most, count, waits, LONG)
-        took = time.monotonic() - began
-    if done.report is None or done.status != "FINISHED:COMPLETED":
-        raise SystemExit(f"{count} sites: the job ended as {done.status}")
-    for r in done.report["rounds"]:
-        if len(r["present"]) != count or r["missing"]:
-            raise SystemExit(f"{count} sites: round {r['round']} went without {r['missing']}")
-    seconds = [r["seconds"] for r in done.report["rounds"]]
-    return took, seconds, len(seconds), dict(memory), sum(used.values())
-
-
 @contextlib.contextmanager
-def _watching(processes: Processes) -> Iterator[tuple[dict[str, float], dict[int, float]]]:
-    """The largest resident memory (MB) of a site's two processes, and processor seconds since the beginning,
-    by process: of all sites and the relay, with what job processes import."""
+def _watching(processes: Processes) -> Iterator[tuple[dict[str, float], list[tuple[float, float]]]]:
+    """The largest resident memory (MB) of a site's two processes, and samples (time, processor seconds until
+    then) of all sites and the relay together, with what job processes import."""
     memory = {"MB site": 0.0, "MB job": 0.0}
     used: dict[int, float] = {}
     before: dict[int, float] = {}
+    samples: list[tuple[float, float]] = []
     stop = threading.Event()
 
     def look() -> None:
@@ -85,11 +80,11 @@ def _watching(processes: Processes) -> Iterator[tuple[dict[str, float], dict[int
             for child, process in enumerate(processes.family(name)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     spent = process.cpu_times()
-                    total = spent.user + spent.system
-                    used[process.pid] = total - before.get(process.pid, 0.0)
+                    used[process.pid] = spent.user + spent.system - before.get(process.pid, 0.0)
                     if name in processes.network.sites:
                         what = "MB job" if child else "MB site"
                         memory[what] = max(memory[what], process.memory_info().rss / 1e6)
+        samples.append((time.time(), sum(used.values())))
 
     def watch() -> None:
         while not stop.wait(0.5):
@@ -98,10 +93,11 @@ def _watching(processes: Processes) -> Iterator[tuple[dict[str, float], dict[int
     look()
     before.update(used)  # who was there before
     used.clear()
+    samples.clear()
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield memory, used
+        yield memory, samples
     finally:
         stop.set()
         watcher.join()
