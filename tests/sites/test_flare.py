@@ -186,7 +186,7 @@ def test_what_is_too_long_is_refused_before_it_is_received(federation):
     agreement = replace(federation.given.agreement("flooding:FLOODING", rounds=1), study="flood")
     outcome = federation.run(agreement, 1)
     assert outcome.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
-    words = "dropped what came in the name of site-1: a message of 692060"
+    words = "dropped what came in the name of site-1: a message of 69206"
     told = {name: words in federation.log(name) for name in federation.given.names}
     assert not told.pop("site-1") and all(told.values())
 
