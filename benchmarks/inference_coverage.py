@@ -445,6 +445,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
+#: Claims to hospitals that are false about the models at hand, and on average over training sets.
+FALSE = ("false_claims", "false_on_average")
+
+
 def stored_rows(path):
     """Stored results, one per world, in the worlds' order."""
     with path.open(newline="") as file:
@@ -453,14 +457,13 @@ def stored_rows(path):
 
 
 def table(path):
-    """Stored results as Markdown; per cent but for widths and draws."""
-    head = "| world | studies | these | like these | found | next | width | clear | false | on average |"
-    lines = [head, "|---" * 10 + "|"]
+    """Stored results as Markdown, in per cent."""
+    head = "| world | studies | these | like these | next | found | clear | false (on average) |"
+    lines = [head, "|---" * 8 + "|"]
     for line in stored_rows(path):
         cells = [line["world"], line["draws"]]
-        cells += [f"{100 * float(line[name]):.0f}" for name in ("these", "like", "called", "next")]
-        cells += [f"{float(line['next_width']):.2f}", f"{100 * float(line['claims']):.0f}"]
-        cells += [f"{100 * float(line[name]):.1f}" for name in ("false_claims", "false_on_average")]
+        cells += [f"{100 * float(line[name]):.0f}" for name in ("these", "like", "next", "called", "claims")]
+        cells.append("{:.1f} ({:.1f})".format(*(100 * float(line[name]) for name in FALSE)))
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

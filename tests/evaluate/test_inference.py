@@ -30,7 +30,6 @@ from abps.evaluate.paired import (
     variance_trend,
 )
 from abps.evaluate.verdicts import (
-    Cause,
     HospitalVerdict,
     LossAgreement,
     Verdict,
@@ -414,13 +413,13 @@ def test_levels_of_looks_sum_to_less_than_eight_percent():
 def test_what_settles_is_enough():
     by_runs = gain_of(0.02, patients=2e-5, runs=9e-5, freedom=4)
     needed = settles(by_runs, events=500, folds=5)
-    assert needed.cause is Cause.RUNS and needed.repeats and needed.repeats > 1
+    assert needed.repeats and needed.repeats > 1
     more = needed.repeats * 5
     after = gain_of(0.02, patients=2e-5, runs=9e-5 * 5 / more, freedom=more - 1)
     assert verdict(by_runs) is Verdict.INCONCLUSIVE and verdict(after) is Verdict.BETTER
     by_patients = gain_of(0.015)
     needed = settles(by_patients, events=500, folds=5)
-    assert needed.cause is Cause.PATIENTS and needed.events
+    assert needed.repeats is None and needed.events
     assert verdict(gain_of(0.0151, patients=1e-4 * 500 / needed.events)) is Verdict.BETTER
 
 

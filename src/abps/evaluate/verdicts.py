@@ -61,13 +61,6 @@ class HospitalVerdict(Enum):
         return self not in (HospitalVerdict.INCONCLUSIVE, HospitalVerdict.TOO_FEW)
 
 
-class Cause(Enum):
-    """What makes an interval too wide."""
-
-    PATIENTS = "patients"
-    RUNS = "training runs"
-
-
 @dataclass(frozen=True)
 class Settles:
     """What would settle an inconclusive comparison.
@@ -75,7 +68,6 @@ class Settles:
     repeats: in all, if further training runs suffice.  events: in all, over all hospitals, otherwise.
     """
 
-    cause: Cause
     repeats: int | None = None
     events: int | None = None
 
@@ -117,7 +109,7 @@ def settles(
     target = max(abs(gain.estimate), margin)
     by_patients, by_runs = gain.parts(1.0 - alpha)
     if math.isnan(by_patients):
-        return Settles(Cause.RUNS, repeats=2)
+        return Settles(repeats=2)
     if by_runs > by_patients and by_patients < target**2:
         runs = gain.run_freedom + 1
         per_repeat = max(folds, 1)
@@ -125,9 +117,9 @@ def settles(
             more = repeats * per_repeat
             t = float(stdtrit(more - 1, alpha / 2.0))
             if by_patients + t**2 * gain.runs * runs / more <= target**2:
-                return Settles(Cause.RUNS, repeats=repeats)
+                return Settles(repeats=repeats)
     factor = (by_patients + by_runs) / target**2
-    return Settles(Cause.PATIENTS, events=math.ceil(events * max(factor, 1.0)))
+    return Settles(events=math.ceil(events * max(factor, 1.0)))
 
 
 def hospital_verdicts(gains: HospitalGains, cells: PairedCells) -> list[HospitalVerdict]:

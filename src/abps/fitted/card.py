@@ -36,13 +36,6 @@ LOWEST_BENEFIT = -0.02
 
 
 @dataclass(frozen=True)
-class Text:
-    """A paragraph."""
-
-    words: str
-
-
-@dataclass(frozen=True)
 class Grid:
     """A table."""
 
@@ -59,7 +52,8 @@ class CardFigure:
     words: str
 
 
-Block = Text | Grid | CardFigure
+#: A paragraph, a table or a drawing.
+Block = str | Grid | CardFigure
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,7 @@ def _use(fitted: FitResult, model: FittedModel) -> CardSection:
     how = "alone" if making.method == ALONE else "together"
     origin = _say("use", how, others=making.others, method=making.method)
     what = {"what": _predicts(model), "center": model.center, "columns": len(model.needs), "origin": origin}
-    return _section("use", Text(_say("use", "what", **what)), Text(_say("use", "ask")))
+    return _section("use", _say("use", "what", **what), _say("use", "ask"))
 
 
 def _predicts(model: FittedModel) -> str:
@@ -157,14 +151,14 @@ def _cohort(fitted: FitResult, model: FittedModel) -> CardSection:
     about = {"name": federation.name, "outcome": model.outcome.kind, "label": model.label}
     source = _say("cohort", "source", **about, years=years, unknown=unknown, positive=positive)
     blocks: list[Block] = [
-        Text(source),
+        source,
         Grid(("flow", "rows", _COUNTED.get(model.outcome.kind, "events")), tuple(rows)),
     ]
     if notes is not None and notes.repairs:
         lines = tuple((r.column, r.rule, number(r.cells)) for r in notes.repairs)
         blocks.append(Grid(("column repaired", "by the rule", "cells"), lines))
     if notes is not None and notes.warnings:
-        blocks.append(Text(_say("cohort", "warnings", warnings="; ".join(notes.warnings))))
+        blocks.append(_say("cohort", "warnings", warnings="; ".join(notes.warnings)))
     return _section("cohort", *blocks)
 
 
@@ -176,7 +170,7 @@ def _predictors(model: FittedModel) -> CardSection:
     spans = {name: "{:.4g} to {:.4g}".format(*span.allowed) for name, span in model.ranges.items()}
     rows = tuple((source, ", ".join(read), spans.get(source, "")) for source, read in kinds.items())
     table = Grid(("column", "read as", "expected range"), rows)
-    return _section("predictors", table, Text(_say("predictors", "gaps")))
+    return _section("predictors", table, _say("predictors", "gaps"))
 
 
 def _making(fitted: FitResult, model: FittedModel) -> CardSection:
@@ -188,7 +182,7 @@ def _making(fitted: FitResult, model: FittedModel) -> CardSection:
     how = {"method": making.method, "rounds": making.rounds, "seed": making.seed}
     again = _say("making", model.recalibration.kind if model.outcome.binary else "never")
     words = _say("making", "method", **how, sent=sent, size=size)
-    return _section("making", Text(words), Text(again), Text(making.measured))
+    return _section("making", words, again, making.measured)
 
 
 def _performance(both: list[tuple[str, ModelEvaluation]], model: FittedModel) -> CardSection:
@@ -207,7 +201,7 @@ def _performance(both: list[tuple[str, ModelEvaluation]], model: FittedModel) ->
             scores = [area_words(e.area), decimal(e.brier)]
         rows.append((name, number(e.rows), number(e.events), *scores))
     heads = ["AUROC", "Brier score"] if model.outcome.binary else names
-    return _section("performance", Grid(("rows of", "rows", counted, *heads), tuple(rows)), Text(words))
+    return _section("performance", Grid(("rows of", "rows", counted, *heads), tuple(rows)), words)
 
 
 def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
@@ -231,7 +225,7 @@ def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
     elif verdict in (HospitalVerdict.LOSES, HospitalVerdict.SAME):
         words += _say("alone", "command", alone=ALONE)
     table = Grid((model.outcome.measure, model.center), rows)
-    return [_section("alone", Text(words), table, Text(_say("alone", "note")))]
+    return [_section("alone", words, table, _say("alone", "note"))]
 
 
 def _calibration(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
@@ -267,7 +261,7 @@ def _decisions(every: ModelEvaluation) -> CardSection:
         shares = (at.called, at.sensitivity, at.specificity, at.positive_value, at.negative_value)
         rows.append((f"{decimal(at.threshold)} ({name})", *(interval_words(s, ".0%") for s in shares)))
     header = ("threshold", "at or above", "sensitivity", "specificity", "PPV", "NPV")
-    blocks: list[Block] = [Grid(header, tuple(rows)), Text(_say("decisions", "judged"))]
+    blocks: list[Block] = [Grid(header, tuple(rows)), _say("decisions", "judged")]
     if every.decisions is not None and every.events:
         d = every.decisions
         model, everybody = d.model >= LOWEST_BENEFIT, d.everyone >= LOWEST_BENEFIT
@@ -286,9 +280,9 @@ def _decisions(every: ModelEvaluation) -> CardSection:
 def _subgroups(fitted: FitResult) -> CardSection:
     rows = [(column, *_subgroup_words(part)) for column, parts in fitted.subgroups.items() for part in parts]
     if not rows:
-        return _section("subgroups", Text(_say("subgroups", "nothing")))
+        return _section("subgroups", _say("subgroups", "nothing"))
     header = ("column", "subgroup", "rows", "events", "AUROC", "observed / expected")
-    return _section("subgroups", Grid(header, tuple(rows)), Text(_say("subgroups", "hidden")))
+    return _section("subgroups", Grid(header, tuple(rows)), _say("subgroups", "hidden"))
 
 
 def _curves(model: FittedModel) -> list[CardSection]:
@@ -304,7 +298,7 @@ def _curves(model: FittedModel) -> list[CardSection]:
         line, adds = [ChartLine(e.name, *curve)], f"added {what.removeprefix('the ')}"
         svg = chart(line, e.name, adds, e.name, e.knots)
         drawn.append(CardFigure(svg, f"{e.file}.svg", e.name))
-    words = Text(_say("curves", "sum", what=what, against=against))
+    words = _say("curves", "sum", what=what, against=against)
     return [_section("curves", words, Grid(("column", f"adds to {what}"), levels), *drawn)]
 
 
@@ -317,7 +311,7 @@ def _limits(fitted: FitResult, model: FittedModel) -> CardSection:
         lines.append(_say("limits", "recalibrated"))
     versions = ", ".join(f"{name} {value}" for name, value in model.about["versions"].items())
     lines.append(_say("limits", "versions", versions=versions))
-    return _section("limits", *(Text(line) for line in lines))
+    return _section("limits", *lines)
 
 
 def number(value: float) -> str:
@@ -413,8 +407,8 @@ def markdown(title: str, sections: Sequence[CardSection]) -> str:
         if section.items:
             lines += [f"*TRIPOD+AI items {section.items}*", ""]
         for block in section.blocks:
-            if isinstance(block, Text):
-                lines += [_md(block.words), ""]
+            if isinstance(block, str):
+                lines += [_md(block), ""]
             elif isinstance(block, CardFigure):
                 lines += [f"![{_md(block.words)}]({block.file})", ""]
             elif block.rows:

@@ -82,7 +82,8 @@ def readable(
             levels.setdefault(column.source, set()).add(column.level)
     for name in needed:
         _check_type(whole[name], levels.get(name), owner)
-    features = as_agreed(whole, raw, _plain(book), owner)
+    # What a center publishes besides its columns is not needed to predict.
+    features = as_agreed(whole, raw, Codebook(book.columns), owner)
     warnings = [
         *doubts,
         *(_outside(features[name], span, owner, anyway) for name, span in ranges.items()),
@@ -131,8 +132,3 @@ def _strange(column: pl.Series, levels: set[str]) -> str:
     if len(levels) > 1 and strange > STRANGE * len(cells):
         return f"{strange} of {len(cells)} cells of {column.name!r} are none of the levels learned"
     return ""
-
-
-def _plain(book: Codebook) -> Codebook:
-    """The columns alone: what a center publishes besides is not needed to predict."""
-    return Codebook(book.columns)

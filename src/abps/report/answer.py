@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from abps.evaluate.verdicts import Cause, HospitalVerdict, LossAgreement, Verdict
+from abps.evaluate.verdicts import HospitalVerdict, LossAgreement, Verdict
 from abps.report.analysis import REFERENCE_ONLY, SIMPLE, Comparison, MethodLine, Part
 from abps.report.hospitals import HospitalStory, two_digits
 from abps.report.study_tables import gain_words
@@ -146,7 +146,7 @@ def _answer(part: Part) -> tuple[str, str]:
 def _settle(found: Comparison) -> str:
     """Why a comparison is inconclusive, and what would settle it."""
     needed = found.settles
-    if needed.cause is Cause.RUNS and needed.repeats is not None:
+    if needed.repeats is not None:
         more = max(needed.repeats - found.repeats, 1)
         return (
             f"Training runs differ too much among themselves. About {needed.repeats} repeats in all would "
