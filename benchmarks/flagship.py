@@ -2,11 +2,12 @@
 
     python benchmarks/flagship.py --data FOLDER --out benchmarks/results/flagship_real.csv
     python benchmarks/flagship.py --worlds 8101 --methods fedavg,abps-plus --out worlds.csv
-    python benchmarks/flagship.py --worlds 8101 --methods abps-plus,abps-plus:structure=no --out ablation.csv
+    python benchmarks/flagship.py --worlds 8101 --methods abps-plus,abps-plus:without=gate --out ablation.csv
 
 Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all test
-rows, all bytes in units of FedAvg's. A method may have settings after a colon. The last lines and the table
-on the terminal have means over seeds (or worlds).
+rows, all bytes in units of FedAvg's. A method may have settings after a colon; ``without`` switches a part of
+abps-plus off that has no setting. The last lines and the table on the terminal have means over seeds (or
+worlds).
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 import abps
 from abps.lab.suite import make_federation, suite
+from abps.methods import abps_plus, plus_filter, plus_own
+from abps.models import hierarchical
 
 #: File, label and center column of the real federations that are one table.
 TABLES = {
@@ -50,6 +56,17 @@ WORLDS = {
     "one odd center": "heterogeneity=4,group_sizes={n1}+1",
     "many small clusters": "heterogeneity=4,groups={tenth}",
     "default": "",
+}
+
+#: Parts of abps-plus: where each is, and what stands there without it.
+PARTS: dict[str, tuple[Any, str, Any]] = {
+    "test": (abps_plus, "LEVEL", 1.0),
+    "gate": (abps_plus, "GATE_Z", -np.inf),
+    "choice": (abps_plus, "choose_clusters", lambda state, local, means: state),
+    "return": (plus_own, "cluster_gains", lambda state, local: np.zeros(len(state.models))),
+    "clean-start": (abps_plus, "without_pair_effects", lambda state, local: state),
+    "pace": (hierarchical, "PACES", (1.0, 1.0, 1.0, 1.0)),
+    "squares": (plus_filter, "LONGEST_SQUARES", np.inf),
 }
 
 MEASURES = ("auroc", "log_loss", "slope", "all_vs_fedavg", "exchanges")
@@ -83,7 +100,9 @@ def measured(federation: abps.Federation, method: str, seed: int) -> tuple[float
     name, _, words = method.partition(":")
     settings = dict(word.split("=") for word in words.split("+")) if words else {}
     model = None if name in ("abps-plus", "local-best", "pooled-best") else "gam"
-    run = abps.simulate(federation, name, seed=seed, model=model, settings=settings)
+    part = settings.pop("without", None)
+    with patch.object(*PARTS[part]) if part else nullcontext():
+        run = abps.simulate(federation, name, seed=seed, model=model, settings=settings)
     rows = run.predictions()
     y, p = rows["y"].to_numpy(), np.clip(rows["probability"].to_numpy().astype(float), 1e-6, 1 - 1e-6)
     z = np.log(p / (1 - p))

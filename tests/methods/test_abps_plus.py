@@ -7,7 +7,7 @@ import pytest
 import abps
 from abps.data.prepare import prepare
 from abps.data.table import load
-from abps.methods import plus_updates
+from abps.methods import plus_own
 from abps.methods.plus_state import as_models, column_groups, local_rows
 from abps.methods.settings import configure
 from abps.models.hierarchical import CommonModel, alone
@@ -91,6 +91,25 @@ def test_clusters_are_found_and_used_where_centers_differ(severe):
     assert len(peers) > 36
 
 
+def test_clusters_are_not_begun_where_rounds_do_not_suffice(severe):
+    run = abps.simulate(severe, "abps-plus", seed=3, settings={"steps": "12"})
+    assert run.rounds == 1 + 12 + 2
+    weights = run.decisions.filter(pl.col("decision") == "weight")
+    assert weights["center"].n_unique() == 36
+
+
+def test_poisoned_rows_do_not_loosen_the_others_models():
+    """Attackers whose rows are false stay out once they were left out twice, also where sums look possible:
+    their deviations would enlarge the variance between centers, and honest centers would shrink less."""
+    federation = load("icu-synthetic:heterogeneity=0,centers=40,stays=10000,seed=9")
+    clean = abps.simulate(federation, "abps-plus", seed=3)
+    run = abps.simulate(federation, "abps-plus", seed=3, attack="poison:share=0.2")
+    assert run.auroc.honest_mean > clean.auroc.mean - 0.02
+    excluded = run.decisions.filter(pl.col("decision") == "excluded")
+    last = excluded.filter(pl.col("round") == run.rounds)
+    assert last.height == 8 and set(last["reason"]) == {"left out before"}
+
+
 @pytest.mark.parametrize("attack", ["sign-flip", "scale", "nan", "label-flip"])
 def test_attackers_cost_honest_centers_little(small, attack):
     clean = abps.simulate(small, "abps-plus", seed=3)
@@ -137,7 +156,7 @@ def test_classes_numbers_and_times():
 
 def test_the_chance_that_collaboration_helps_is_calibrated_on_average(monkeypatch):
     """Worlds alike, mild, and with a risk of their own each; alone a hospital fits the same form."""
-    monkeypatch.setattr(plus_updates, "NEXT_PATIENTS", 37.0)  # test rows of a center
+    monkeypatch.setattr(plus_own, "NEXT_PATIENTS", 37.0)  # test rows of a center
     said, happened = [], []
     for seed, knobs in enumerate(("heterogeneity=0", "heterogeneity=1", "heterogeneity=2,groups=40") * 2, 21):
         federation = load(f"icu-synthetic:{knobs},centers=40,stays=10000,seed={seed}")

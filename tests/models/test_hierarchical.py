@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from abps.models import common_fit, families
+from abps.models import families, hierarchical
 from abps.models.hierarchical import (
     CenterRows,
     CommonModel,
@@ -107,9 +107,9 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
     variance[0, -1] = 1e-6  # one center: its intercept is the common one
     group = np.array([0] * 5 + [-1])
     ((matrix, middle),) = center_curvatures(rows, CommonModel(np.zeros((1, q)), variance))
-    fit = common_fit.FitState(
+    fit = hierarchical.FitState(
         np.zeros(q),
-        common_fit.assemble_curvature(matrix),
+        hierarchical.assemble_curvature(matrix),
         np.append(np.full(5, 2.0), 1e-6),
         group,
         middle / middle[0, -1],
@@ -121,10 +121,10 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
         sums = common_sums(rows, CommonModel(fit.point.reshape(1, q), variance))
         losses = [
             common_losses(rows, CommonModel(fit.part_of_step(part).reshape(1, q), variance))[0]
-            for part in common_fit.FRACTIONS
+            for part in hierarchical.FRACTIONS
         ]
         assert losses[0] == pytest.approx(sums.loss[0])
-        fit = common_fit.quasi_newton_step(fit, sums.score[0].ravel(), np.array(losses))
+        fit = hierarchical.quasi_newton_step(fit, sums.score[0].ravel(), np.array(losses))
     ridge = float(fit.penalty[0])
     oracle = linear_model.LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(rows.x, rows.y)
     assert fit.point[:5] == pytest.approx(oracle.coef_[0], abs=5e-3)
@@ -140,7 +140,7 @@ def test_penalties_maximise_the_evidence_of_a_linear_regression():
         fit_intercept=False, tol=1e-10, max_iter=2000, alpha_1=0, alpha_2=0, lambda_1=0, lambda_2=0
     ).fit(x, y)
     noise = 1 / oracle.alpha_
-    penalty, mode = common_fit.evidence_penalties(
+    penalty, mode = hierarchical.evidence_penalties(
         x.T @ x / noise, x.T @ y / noise, np.ones(20), np.zeros(20, dtype=int)
     )
     assert penalty[0] == pytest.approx(oracle.lambda_, rel=0.03)
@@ -150,10 +150,10 @@ def test_penalties_maximise_the_evidence_of_a_linear_regression():
 def test_variances_are_a_fixed_point_of_squares_over_degrees_of_freedom():
     sums = {"squares": np.array([0.4, 0.4]), "dof": np.array([40.0, 40.0])}
     sums |= {"shift_squares": np.array([3.0]), "shift_dof": np.array([6.0])}
-    each, intercept = common_fit.variances(sums, np.array([0.01, 0.01]))
+    each, intercept = hierarchical.variances(sums, np.array([0.01, 0.01]))
     assert each == pytest.approx([0.01, 0.01])
     assert intercept == pytest.approx([0.5])
-    larger, _ = common_fit.variances(sums, np.array([0.005, 0.02]))
+    larger, _ = hierarchical.variances(sums, np.array([0.005, 0.02]))
     assert larger[0] > 0.01 > larger[1]
 
 
@@ -162,18 +162,18 @@ def test_compressed_curvature_stays_near_and_positive_definite():
     x = rng.standard_normal((5000, 30))
     x[:, 1] += x[:, 0]
     x[:, 7] -= 0.5 * x[:, 3]
-    correlation = common_fit.shrunken_correlation(x.T @ x, 5000)
+    correlation = hierarchical.shrunken_correlation(x.T @ x, 5000)
     size = np.sqrt(np.diag(x.T @ x))
     exact = x.T @ x / np.outer(size, size)
     kept = (correlation - np.eye(30))[1, 0] / exact[1, 0]
     assert 0.3 <= kept < 1
     assert correlation - np.eye(30) == pytest.approx(kept * (exact - np.eye(30)))
-    factors, gaps, values = common_fit.compress(correlation, 1, 60)
-    assert (gaps >= 0).all() and (gaps <= common_fit.WIDEST_GAP).all()
-    again = common_fit.decompress(factors, gaps, values)
+    factors, gaps, values = hierarchical.compress(correlation, 1, 60)
+    assert (gaps >= 0).all() and (gaps <= hierarchical.WIDEST_GAP).all()
+    again = hierarchical.decompress(factors, gaps, values)
     assert np.linalg.eigvalsh(again)[0] > 0
     assert again == pytest.approx(correlation, abs=0.05)
-    everything = common_fit.decompress(*common_fit.compress(correlation, 1, 30 * 29 // 2))
+    everything = hierarchical.decompress(*hierarchical.compress(correlation, 1, 30 * 29 // 2))
     assert everything == pytest.approx(correlation, abs=1e-6)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from abps.models import families, structure
-from abps.models.hierarchical import CenterRows, CommonModel
+from abps.models.hierarchical import CenterRows, CommonModel, posterior
 
 P = 6
 
@@ -46,59 +46,68 @@ def test_scores_are_orthogonal_to_the_intercept():
     assert found == pytest.approx(again, abs=0.2)  # a plain score would move by about 2
 
 
+def _halves(rows, seed=0):
+    _, first, second, information = _half_scores(rows, seed)
+    white = structure.Whitening.of(np.eye(P))
+    return structure.HalfScores.of(first, second, information, white, np.full(P, 1e-3))
+
+
 def test_clusters_are_recovered():
     rng = np.random.default_rng(3)
     kinds = np.repeat(np.arange(3), 12)
     centres = rng.normal(0, 0.9, (3, P))
-    rows = _rows(36, 250, centres[kinds] - centres.mean(axis=0), 3)
-    _, first, second, information = _half_scores(rows)
-    white = structure.Whitening.of(np.eye(P))
-    loadings = structure.subspace(first, second, information, white, np.full(P, 1e-3))
-    loadings = loadings[:, : structure.CLUSTER_DIMENSIONS]
-    place, doubt = structure.positions(first + second, information, white, loadings, np.full(P, 1e-3))
-    found = structure.find_clusters(place, doubt)
-    assert found.shape[1] == 3
-    number = found.argmax(axis=1)
+    number, count = _halves(_rows(36, 250, centres[kinds] - centres.mean(axis=0), 3)).clusters()
+    assert count == 3
     assert len({(a, b) for a, b in zip(kinds, number, strict=True)}) == 3
 
 
 def test_the_gate_opens_for_structure_and_stays_shut_without():
     rng = np.random.default_rng(4)
     kinds = np.repeat(np.arange(2), 15)
-    white = structure.Whitening.of(np.eye(P))
 
     def z(deviations, seed):
-        rows = _rows(30, 120, deviations, seed)
-        half, first, second, information = _half_scores(rows, seed)
-        gains = np.zeros((30, len(structure.CANDIDATES)))
-        for fold in range(5):
-            others = np.arange(30) % 5 != fold
-            loadings = structure.subspace(
-                first[others], second[others], information[others], white, np.full(P, 1e-3)
-            )
-            for i in np.flatnonzero(~others):
-                gains[i] = structure.held_out_gain(rows, i, _common(), loadings, half)
-        return structure.gain_z(gains.sum(axis=0), (gains**2).sum(axis=0), 30).max()
+        return _halves(_rows(30, 120, deviations, seed), seed).gain_z(np.arange(30) % 5)
 
     different = rng.normal(0, 0.8, (2, P))[kinds]
     assert z(different - different.mean(axis=0), 5) > 3
-    opened = sum(z(np.zeros((30, P)), seed) > 1.96 for seed in range(20))
-    assert opened <= 3
+    opened = sum(z(np.zeros((30, P)), seed) > 1.64 for seed in range(40))
+    assert opened <= 5
+
+
+def test_the_gain_is_that_of_refitted_posteriors():
+    """Quadratic losses from scores against posteriors fitted to one half of the rows, judged on the other."""
+    rng = np.random.default_rng(8)
+    direction = rng.normal(0, 0.5, P)
+    rows = _rows(40, 400, rng.choice([-1.0, 1.0], (40, 1)) * direction, 8)
+    half, first, second, _ = _half_scores(rows)
+    fold, gains = np.arange(40) % 5, np.zeros(40)
+    for k in range(5):
+        loadings = np.linalg.svd(first[fold != k] + second[fold != k])[2][:1].T
+        for i in np.flatnonzero(fold == k):
+            x, y = rows.design(i), rows.outcomes(i)
+            part = half[rows.start[i] : rows.start[i + 1]]
+            for fit in (part, ~part):
+                extra = np.concatenate([x, x[:, :P] @ loadings], axis=1)
+                prior = _common()
+                wide = CommonModel(np.append(prior.mean, 0.0)[None], np.append(prior.variance, 1.0)[None])
+                for sign, design, common in ((1.0, x, prior), (-1.0, extra, wide)):
+                    model = posterior(design[fit], y[fit], rows.family, common).model
+                    z = design[~fit] @ model.T
+                    gains[i] += sign * float(np.sum(np.logaddexp(0, z[:, 0]) - y[~fit] * z[:, 0]))
+    refitted = gains.mean() / gains.std() * np.sqrt(40)
+    assert _halves(rows).gain_z(fold) == pytest.approx(refitted, rel=0.35)
 
 
 def test_one_cluster_where_places_differ_by_their_noise_alone():
     rng = np.random.default_rng(6)
     doubt = rng.uniform(0.5, 2.0, (60, 2))
     place = rng.standard_normal((60, 2)) * np.sqrt(doubt)
-    assert structure.find_clusters(place, doubt).shape[1] == 1
+    assert len(structure.find_clusters(place, doubt).share) == 1
 
 
 def _p_value(deviations, seed):
-    rows = _rows(24, 120, deviations, seed)
-    _, first, second, information = _half_scores(rows, seed)
-    white = structure.Whitening.of(np.eye(P))
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (99, 24))
-    return structure.difference_test(first, second, information, white, signs)
+    return _halves(_rows(24, 120, deviations, seed), seed).difference_test(signs)
 
 
 def test_the_test_of_differences_has_its_level_and_power():

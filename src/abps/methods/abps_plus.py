@@ -3,17 +3,20 @@
     predictor of center i = x'b_i,     b_i ~ N(mu_i, D),     intercept_i ~ N(a_0, tau²)
 
 The prior mean mu_i is the common model b_0, or b_0 plus the deviation of a cluster. All variances and
-penalties follow from evidence; nothing is tuned. Exchanges:
+penalties follow from evidence; nothing is tuned. Exchanges, in the order in which this file has them:
 
 1. *start*: score, curvature and intercepts at the model without inputs;
 2. *common fit*: scores at the common model; quasi-Newton steps; once with them scores of pairs of columns,
    of which those that earn their place become further columns;
 3. *variances*: squared deviations and degrees of freedom of every center's own posterior; with them half
-   scores and held-out gains, which decide whether centers differ in ways that others share;
-4. only then, *clusters*: the common fit again, in every cluster.
+   scores, which show whether centers differ in ways that others share;
+4. only then, *clusters*: the common fit again, in every cluster; the means of all clusters, from which every
+   center chooses; the fit once more, and variances.
 
-All but the half scores and the clusters need sums over centers alone. After the last exchange each center's
-model is the mode of its own posterior, unless the evidence of its rows speaks for a model of its own.
+All but the half scores and the clusters need sums over centers alone. Which numbers a message has is in
+:mod:`abps.methods.plus_state`, which uploads count in :mod:`abps.methods.plus_filter`. After the last
+exchange each center's model is the mode of its own posterior, unless the evidence of its rows speaks for a
+model of its own (:mod:`abps.methods.plus_own`).
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
-from abps.methods import plus_structure, plus_updates
+from abps.methods import plus_own
 from abps.methods.base import Context, Decisions, Floats, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.methods.plus_filter import Screened, bounded_pairs, screen
+from abps.methods.plus_filter import FIRST_EXCHANGES, Screened, bounded_pairs, screen
 from abps.methods.plus_state import (
     FIRST_INTERCEPT_VARIANCE,
     FIRST_VARIANCE,
@@ -41,7 +44,6 @@ from abps.methods.plus_state import (
     LocalRows,
     OwnSums,
     Phase,
-    PlainFit,
     PlusState,
     as_models,
     beside_sums,
@@ -54,28 +56,40 @@ from abps.methods.plus_state import (
     packed,
     square,
     triangle_message,
+    widened,
 )
-from abps.models import common_fit
-from abps.models.common_fit import FitState
-from abps.models.hierarchical import center_curvatures, common_sums
-from abps.models.interactions import PairTerms, candidates, earned, pair_sums
+from abps.models import hierarchical, structure
+from abps.models.families import Multinomial
+from abps.models.hierarchical import CenterRows, CommonModel, FitState
+from abps.models.interactions import PairTerms, candidates, column_effects, earned, pair_sums
 from abps.models.training import Training
 from abps.wire.number_lists import Field, Fields, Form, NumberList, length
 
 #: Exchanges about variances, and steps of a cluster's fit before and after its members are chosen again.
 VARIANCE_EXCHANGES = 2
 CLUSTER_STEPS = 3
+CLUSTER_EXCHANGES = 2 * CLUSTER_STEPS + 1 + VARIANCE_EXCHANGES
 
 #: Members that send a large curvature: so many that all together send about so many rows of it, with bounds.
 CURVATURE_NUMBERS, FEWEST_CURVATURES, MOST_CURVATURES = 1500, 2, 25
 
-#: Means beyond the number of clusters that members may choose from.
-SPARE_CLUSTERS = 3
+#: While the common model is fitted intercepts are nearly free: its loss is then close to quadratic.
+WORKING_INTERCEPT_VARIANCE = 1.0
 
-#: Centers that structure needs: folds of fewer say nothing.
-FEWEST_CENTERS = 15
+#: Ridge per row of the first step. Evidence sets it later: a first curvature of a wide table is too coarse.
+FIRST_PENALTY = 0.01
 
-_SUMMING = (Phase.HALF_SCORES, Phase.GATE, Phase.VARIANCES)
+#: Centers that structure needs: folds of fewer say nothing. Folds of centers: what is judged on one was
+#: learned from the others.
+FEWEST_CENTERS, FOLDS = 15, 5
+
+#: The level of the test whether centers differ, and its random signs; standard errors by which the gain of
+#: clusters on held-out rows must then lie above zero before they are used.
+LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
+
+#: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
+#: of clusters that members may choose from.
+FIRST_CLUSTER_PENALTY, SPARE_CLUSTERS = 20.0, 3
 
 
 @dataclass(frozen=True)
@@ -113,33 +127,29 @@ class ABPSPlus(CoordinatedMethod):
         if self.privacy.secure and self.structure:  # half scores are single centers'
             object.__setattr__(self, "structure", False)
 
-    def _tests_structure(self, context: Context) -> bool:
-        """Whether centers send half scores."""
-        return self.structure and context.derived.terms == 1 and context.n >= FEWEST_CENTERS
-
     def phase(self, context: Context, state: PlusState) -> Phase:
         """What the next exchange is about."""
         t = state.exchanges + 1
         if t == 1:
             return Phase.START
         if t <= 1 + self.steps:
-            pairs = self.interactions and t == self.steps and context.derived.candidates
+            pairs = self.interactions and t == self.steps > 2 and context.derived.candidates
             return Phase.PAIRS if pairs else Phase.COMMON_FIT
         t -= 1 + self.steps
         if t <= VARIANCE_EXCHANGES:
-            if not self._tests_structure(context):
-                return Phase.VARIANCES
-            return (Phase.HALF_SCORES, Phase.GATE)[t - 1]
-        if not state.clusters.fits:
-            return Phase.OVER
+            return Phase.HALF_SCORES if t == 1 and self._seeks_clusters(context) else Phase.VARIANCES
         t -= VARIANCE_EXCHANGES
-        if t <= CLUSTER_STEPS:
-            return Phase.CLUSTER_FIT
+        if state.clusters.count == 1 or t > CLUSTER_EXCHANGES:
+            return Phase.OVER
         if t == CLUSTER_STEPS + 1:
             return Phase.CLUSTER_MEANS
-        if t <= 2 * CLUSTER_STEPS + 1:
-            return Phase.CLUSTER_FIT
-        return Phase.VARIANCES if t <= 2 * CLUSTER_STEPS + 1 + VARIANCE_EXCHANGES else Phase.OVER
+        return Phase.CLUSTER_FIT if t <= 2 * CLUSTER_STEPS + 1 else Phase.VARIANCES
+
+    def _seeks_clusters(self, context: Context) -> bool:
+        """Whether centers send half scores: not if clusters could not be fitted within the rounds."""
+        exchanges = 1 + self.steps + VARIANCE_EXCHANGES + CLUSTER_EXCHANGES
+        enough = context.n >= FEWEST_CENTERS and self.stop.rounds >= exchanges
+        return self.structure and context.derived.terms == 1 and enough
 
     def sums_only(self, t: int) -> bool:
         """Whether exchange t needs sums alone: all but those about structure do."""
@@ -165,28 +175,26 @@ class ABPSPlus(CoordinatedMethod):
         fit = FitState(
             nothing[0], np.eye(q), np.ones(q), local.group, nothing, first, np.full(terms, 0.5), context.n
         )
-        variance = np.where(local.group < 0, FIRST_INTERCEPT_VARIANCE, 0.0)
         return PlusState(
             as_models(np.zeros((context.r, q)), local),
             fit,
-            variance,
-            np.ones(q),
-            PairTerms.none(local.mains),
-            OwnSums.none(local),
-            ClusterState.none(local),
-            np.zeros(context.r, dtype=bool),
+            variance=np.where(local.group < 0, FIRST_INTERCEPT_VARIANCE, 0.0),
+            scale=np.ones(q),
+            pairs=PairTerms.none(local.mains),
+            own=OwnSums.none(local),
+            clusters=ClusterState.none(context.r),
+            resting=np.zeros(context.r, dtype=bool),
+            excluded=np.zeros(context.n, dtype=bool),
         )
-
-    # An exchange: what centers send, what the coordinator makes of it, what every member makes of that
 
     def upload(self, context: Context, state: PlusState, t: int) -> Upload:
         """What the centers here send in exchange t."""
         local, phase = local_of(context, state), self.phase(context, state)
         if phase is Phase.START:
-            return _start_upload(context, state, self.privacy.secure)
+            return start_upload(context, state, self.privacy.secure)
         fields = Fields({**message(phase, local).by_name, **beside_sums(phase, local).by_name})
         form = (Field("single", fields.length),) if self.privacy.secure else fields.form
-        rows = packed(fields, _values(state, local, phase))
+        rows = packed(fields, upload_values(state, local, phase))
         return Upload.encode(list(rows), [form] * len(rows))
 
     def accepted_forms(self, context: Context, t: int) -> tuple[Form, ...]:
@@ -197,68 +205,71 @@ class ABPSPlus(CoordinatedMethod):
         return plain, (*plain, *triangle_message(context.derived.q).form)
 
     def aggregate(self, context: Context, state: PlusState, uploads: Floats, t: int) -> Broadcast:
-        """Sums over the members that are let in, and what the phase needs beside them."""
+        """Sums over the members that are let in, what the phase needs beside them, and who was left out."""
         local, phase = local_of(context, state), self.phase(context, state)
         if phase is Phase.CLUSTER_MEANS:
-            return _cluster_means(uploads, local, state.clusters.count)
+            return most_said_means(uploads, local, state.clusters.count)
         fields = message(phase, local)
-        present = np.asarray(~np.isnan(uploads[:, : fields.length]).all(axis=1))
         reported = np.asarray(context.sizes(), dtype=np.float64)
         robust = self.robust and not self.privacy.secure
         screened = screen(fields, uploads, reported, state, local, robust)
-        decisions, beside = screened.decisions(present), uploads[:, fields.length :]
-        if phase is Phase.CLUSTER_FIT:
-            return Broadcast(*_by_cluster(reported, fields, beside[:, 0], screened, state), decisions)
-        total, further = screened.values.sum(axis=0), dict[int, NumberList]()
-        more, form = np.zeros(0), tuple[Field, ...]()
+        beside = np.where(screened.accepted[:, None], uploads[:, fields.length :], np.nan)
+        numbers, form, own = screened.values.sum(axis=0), fields.form, dict[int, NumberList]()
+        more, further = np.zeros(0), tuple[Field, ...]()
         if phase is Phase.START:
-            more, form = _common_curvature(local, fields, uploads, screened.accepted)
+            more, further = common_curvature(local, fields, uploads, screened.accepted)
         elif phase is Phase.PAIRS:
-            more, form = _earned_pairs(local, beside, screened.accepted)
+            more, further = earned_pairs(local, beside)
         elif phase is Phase.HALF_SCORES:
-            variance = plus_updates.after_variances(state, local, fields.unpack(total)).variance
-            rest = np.where(screened.accepted[:, None], beside, np.nan)
-            halves = plus_structure.HalfScores.of(state, local, rest, variance[: local.mains])
-            chance, further = plus_structure.propose(context, halves, local)
-            more, form = np.array([chance]), (ONE,)
-        common = NumberList.of(np.concatenate([total, more]), (*fields.form, *form))
-        return Broadcast(common, further, decisions)
+            variance = after_variances(state, local, fields.unpack(numbers)).variance
+            chance, own = propose_clusters(context, state, beside, variance[: local.mains])
+            more, further = np.array([chance]), (ONE,)
+        elif phase is Phase.CLUSTER_FIT:
+            own = cluster_totals(reported, fields, beside[:, 0], screened, state.clusters.count)
+            numbers, form = np.array([float(screened.accepted.sum())]), (ONE,)
+        left_out = np.flatnonzero(screened.excluded) if robust and t <= FIRST_EXCHANGES else np.zeros(0)
+        if len(left_out):
+            further = (*further, Field("place", len(left_out)))
+        common = NumberList.of(np.concatenate([numbers, more, left_out]), (*form, *further))
+        return Broadcast(common, own, screened.decisions())
 
     def apply_broadcast(self, context: Context, state: PlusState, broadcast: Broadcast, t: int) -> PlusState:
         """The state after exchange t."""
         phase, numbers = self.phase(context, state), broadcast.common.values
         if not np.isfinite(numbers).all():
             raise ValueError("a broadcast that is not finite")
-        after = replace(_applied(context, state, phase, numbers, broadcast), exchanges=t)
+        last, left_out = broadcast.common.form[-1], np.zeros(context.n, dtype=bool)
+        if last.kind == "place":
+            places, numbers = numbers[-last.total :].astype(np.int64), numbers[: -last.total]
+            if places.min() < 0 or places.max() >= context.n:
+                raise ValueError("a broadcast that leaves out members that do not exist")
+            left_out[places] = True
+        if t <= FIRST_EXCHANGES:
+            state = replace(state, excluded=left_out & (state.excluded | (t == 1)))
+        after = replace(applied(context, state, phase, numbers, broadcast), exchanges=t)
         return self._with_models(context, after, phase)
 
     def _with_models(self, context: Context, state: PlusState, done: Phase) -> PlusState:
         """The state with every center's own model."""
-        local = local_of(context, state)
-        coming = self.phase(context, state)
-        if coming not in (*_SUMMING, Phase.OVER) and done is not Phase.GATE:
-            means = plus_updates.prior_means(state, local)
-            return replace(state, models=as_models(means, local, state.pairs))
+        local, coming = local_of(context, state), self.phase(context, state)
+        if coming not in (Phase.HALF_SCORES, Phase.VARIANCES, Phase.OVER) and done is not Phase.VARIANCES:
+            return replace(state, models=as_models(plus_own.prior_means(state, local), local, state.pairs))
         if done in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
-            constant = local.group < 0
-            state = replace(state, variance=np.where(constant, state.variance, FIRST_VARIANCE))
-        if done is Phase.GATE and state.clusters.fits:  # kept in case clusters turn out not to help
-            bare = replace(state, clusters=state.clusters.without_fits)
-            bare = replace(bare, own=plus_updates.own_posteriors(bare, local))
-            models = as_models(bare.own.modes, local, state.pairs)
-            plain = PlainFit(bare.own, bare.variance, bare.fit, bare.pairs)
-            state = replace(state, models=models, own=bare.own, plain=plain)
-            return plus_updates.without_pair_effects(state, local)
-        state = replace(state, own=plus_updates.own_posteriors(state, local))
+            state = replace(state, variance=np.where(local.group < 0, state.variance, FIRST_VARIANCE))
+        state = replace(state, own=plus_own.own_posteriors(state, local))
+        if coming is Phase.CLUSTER_FIT:  # what there is now is kept in case clusters turn out not to help
+            state = replace(state, models=as_models(state.own.modes, local, state.pairs))
+            plain = replace(state, clusters=ClusterState.none(context.r))
+            state = without_pair_effects(replace(state, plain=plain), local)
+            return replace(state, clusters=begin_clusters(state, local, state.clusters))
         if state.clusters.fits and coming is Phase.VARIANCES:
-            state = replace(
-                state, own=replace(state.own, gains=plus_updates.cluster_gains(state, context.derived))
-            )
+            gain = plus_own.cluster_gains(state, context.derived)
+            state = replace(state, own=replace(state.own, gain=gain))
         if coming is Phase.OVER:
             if self.keep_own:
-                state = plus_updates.keep_own(state, local)
+                state = plus_own.keep_own(state, local)
             if self.privacy.secure:
-                state = plus_updates.without_harm(state, local, context.derived)
+                state = plus_own.without_harm(state, local, context.derived)
             state = replace(state, over=True)
         return replace(state, models=as_models(state.own.modes, local, state.pairs))
 
@@ -270,34 +281,55 @@ class ABPSPlus(CoordinatedMethod):
         """Who was left out; at the end, who rests and where every center's information comes from."""
         if not state.over:
             return broadcast.decisions
-        weights = plus_updates.partner_rows(context, state)
+        weights = plus_own.partner_rows(context, state)
         return weights if broadcast.decisions is None else weights.after(broadcast.decisions)
 
 
-# What centers send
-
-
-def _values(state: PlusState, local: LocalRows, phase: Phase) -> dict[str, Floats]:
-    """The fields of the messages of r centers, each (r, ...)."""
+def upload_values(state: PlusState, local: LocalRows, phase: Phase) -> dict[str, Floats]:
+    """The fields of the messages of r centers, each (r, ...), in all exchanges but the first."""
     clusters = state.clusters
     if phase is Phase.CLUSTER_MEANS:
-        return {"mean": np.stack([clusters.fit_of(g).point for g in clusters.number.tolist()])}
-    if phase in _SUMMING:
-        values = state.own.values(state.scale)
-        if phase is Phase.HALF_SCORES:
-            values["halves"], values["information"] = plus_structure.half_scores(state, local)
-        return values
+        return {"mean": np.stack([clusters.by_name[name].point for name in clusters.number.tolist()])}
+    if phase is Phase.VARIANCES:
+        return state.own.values(state.scale)
+    if phase is Phase.HALF_SCORES:
+        return state.own.values(state.scale) | half_scores(state, local)
     if phase is Phase.CLUSTER_FIT:
-        score, losses, raw = plus_structure.cluster_sums(state, local)
+        values = cluster_sums(state, local)
     else:
-        score, losses, raw = plus_structure.sums_along(
-            local.rows, state.fit, np.zeros(local.q), state.variance, state.dispersion
-        )
-    values = {"score": score / state.scale, "losses": losses, "raw": raw}
+        values = sums_along(local.rows, state.fit, np.zeros(local.q), state.variance, state.dispersion)
     if phase is Phase.PAIRS:
-        found = pair_sums(local.rows, common_model(state, local), plus_updates.effects_of(state, local))
+        found = pair_sums(local.rows, common_model(state, local), strongest_effects(state, local))
         values["pair_scores"], values["pair_information"] = found
-    return values | {"cluster": clusters.number.astype(np.float64)}
+    return values | {"score": values["score"] / state.scale}
+
+
+def applied(
+    context: Context, state: PlusState, phase: Phase, numbers: Floats, broadcast: Broadcast
+) -> PlusState:
+    """The state after a broadcast with these common numbers."""
+    local = local_of(context, state)
+    if phase is Phase.CLUSTER_MEANS:
+        return choose_clusters(state, local, numbers.reshape(-1, local.q))
+    fields = message(phase, local)
+    if phase is Phase.CLUSTER_FIT:
+        return step_clusters(context, state, fields, broadcast)
+    sums, rest = fields.unpack(numbers), numbers[fields.length :]
+    if phase is Phase.START:
+        return after_start(state, local, sums, curvature_message(local.q).unpack(rest))
+    if phase is Phase.COMMON_FIT:
+        return after_step(state, local, sums)
+    if phase is Phase.PAIRS:
+        return after_pairs(state, local, sums, rest)
+    if state.clusters.fits and sums["gain"][0] < 0:
+        return state.without_clusters  # all in all they do not help
+    state = after_variances(state, local, sums)
+    if phase is Phase.HALF_SCORES:
+        return take_proposal(context, replace(state, chance=float(rest[0])), broadcast)
+    return state
+
+
+# Exchange 1, start
 
 
 def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
@@ -308,20 +340,20 @@ def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
+def start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
     """Score, curvature and intercepts at the model without inputs.
 
     secure: only a sum will be seen, so all send their curvature, and not as correlations.
     """
     local = local_of(context, state)
     rows, q, common = local.rows, local.q, common_model(state, local)
-    sums = common_sums(rows, common)
+    sums = hierarchical.common_sums(rows, common)
     values = {"score": sums.score, "shift": sums.shift, "doubt": sums.doubt}
     values |= {"rows": rows.sizes.astype(np.float64), "members": np.ones(rows.n)}
     diagonal, middle = np.zeros((rows.n, q)), np.zeros((rows.n, q))
     senders = secure | curvature_senders(context, q)[context.local_index]
     fields, forms, triangles = message(Phase.START, local), [], []
-    for i, (curvature, own) in enumerate(center_curvatures(rows, common)):
+    for i, (curvature, own) in enumerate(hierarchical.center_curvatures(rows, common)):
         diagonal[i], middle[i] = np.maximum(np.diag(curvature), 0.0), own.sum(axis=0)
         form, triangle = fields.form, np.zeros(0)
         if senders[i]:
@@ -334,10 +366,7 @@ def _start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
     return Upload.encode([np.concatenate(both) for both in zip(whole, triangles, strict=True)], forms)
 
 
-# What the coordinator makes of it
-
-
-def _common_curvature(
+def common_curvature(
     local: LocalRows, fields: Fields, uploads: Floats, accepted: NDArray[np.bool_]
 ) -> tuple[Floats, Form]:
     """The federation's curvature in few numbers, and their form."""
@@ -352,20 +381,109 @@ def _common_curvature(
     matrix = np.zeros((q, q))
     for i in np.flatnonzero(sent):
         matrix += square(each[i], q) * np.outer(size[i], size[i])
-    correlation = common_fit.shrunken_correlation(matrix, float(parts["rows"][sent].sum()))
+    correlation = hierarchical.shrunken_correlation(matrix, float(parts["rows"][sent].sum()))
     if q <= FULL_CURVATURE:
         return correlation[np.tril_indices(q)], whole.form
     rank, entries = whole.by_name["factors"].rows, whole.by_name["values"].count
-    factors, gaps, values = common_fit.compress(correlation, rank, entries)
-    return np.concatenate([factors.ravel(), gaps / common_fit.WIDEST_GAP, values]), whole.form
+    factors, gaps, values = hierarchical.compress(correlation, rank, entries)
+    return np.concatenate([factors.ravel(), gaps / hierarchical.WIDEST_GAP, values]), whole.form
 
 
-def _earned_pairs(local: LocalRows, beside: Floats, accepted: NDArray[np.bool_]) -> tuple[Floats, Form]:
-    """The pairs of columns that earned their place, with their sums, and their form."""
-    score, information = beside.reshape(len(beside), 2, local.terms, -1).swapaxes(0, 1)
-    fine = accepted & np.isfinite(beside).all(axis=1)
-    fine[fine] = (information[fine] >= 0).all(axis=(1, 2))
-    score, information = bounded_pairs(score, information, fine)
+def after_start(
+    state: PlusState, local: LocalRows, sums: dict[str, Floats], parts: dict[str, Floats]
+) -> PlusState:
+    """Curvature, intercepts and the first step; parts: of the broadcast curvature."""
+    q, n = local.q, float(sums["members"][0])
+    size = np.sqrt(np.maximum(sums["diagonal"], 1e-9))
+    if "triangle" in parts:
+        correlation = hierarchical.assemble_curvature(square(parts["triangle"], q))
+    else:
+        gaps = parts["gaps"] * hierarchical.WIDEST_GAP
+        correlation = hierarchical.decompress(parts["factors"].reshape(-1, q), gaps, parts["values"])
+    owner = np.arange(q) // local.rows.shape[1] == np.arange(local.terms)[:, None]
+    weight = np.maximum(sums["middle"][local.constants], 1e-9)
+    point, score = np.zeros(q), _exact_score(local, sums["score"])
+    # Intercepts around their own mean leave nothing to explain.
+    point[local.constants], score[local.constants] = sums["shift"] / n, 0.0
+    fit = replace(
+        state.fit,
+        curvature=correlation * np.outer(size, size),
+        penalty=np.where(local.group >= 0, FIRST_PENALTY * float(sums["rows"][0]), 1e-3),
+        middle=np.where(owner, sums["middle"] / np.repeat(weight, local.rows.shape[1]), 0.0),
+        certainty=np.clip(1.0 - sums["doubt"] / n / state.fit.intercept_variance, 0.01, 0.999),
+        centers=int(n),
+    )
+    working = np.full(local.terms, WORKING_INTERCEPT_VARIANCE)
+    fit = hierarchical.with_intercept_variance(fit, working)
+    system = fit.curvature + np.diag(fit.penalty)
+    aim = np.asarray(np.linalg.solve(system, fit.curvature @ point + score))
+    # The loss was taken with other intercepts: it is no measure of later ones.
+    fit = replace(fit, base=(point, score, np.inf)).towards(aim)
+    variance = state.variance.copy()
+    variance[local.constants] = working
+    rows, information = float(sums["rows"][0]), float(weight.mean())
+    return replace(state, fit=fit, variance=variance, scale=size, rows=rows, information=information)
+
+
+def _exact_score(local: LocalRows, score: Floats) -> Floats:
+    """(q,) the score; of classes without what rounding adds to its sum over classes, which is zero: there is
+    no curvature in that direction, and the step would be huge."""
+    if not isinstance(local.rows.family, Multinomial):
+        return score.copy()
+    table = score.reshape(local.rows.shape)
+    return np.asarray((table - table.mean(axis=0)).ravel())
+
+
+# Exchanges 2 to 6, common fit
+
+
+def sums_along(
+    rows: CenterRows, fit: FitState, centre: Floats, variance: Floats, dispersion: float
+) -> dict[str, Floats]:
+    """(n, q) scores and (n,) raw losses at a fit's point, and (n, fractions) losses after parts of its step.
+
+    centre, variance: (q,) what points are deviations from, and of intercepts.
+    """
+
+    def common(fraction: float) -> CommonModel:
+        mean = (centre + fit.part_of_step(fraction)).reshape(rows.shape)
+        return CommonModel(mean, variance.reshape(rows.shape), dispersion)
+
+    sums = hierarchical.common_sums(rows, common(1.0))
+    parts = [hierarchical.common_losses(rows, common(part)) for part in hierarchical.FRACTIONS[1:]]
+    losses = np.stack([sums.loss, *parts], axis=1)
+    return {"score": sums.score.reshape(rows.n, -1), "losses": losses, "raw": sums.raw}
+
+
+def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
+    """One quasi-Newton step; after the first one, the dispersion of the loss."""
+    score = _exact_score(local, sums["score"] * state.scale)
+    fit = hierarchical.quasi_newton_step(state.fit, score, sums["losses"])
+    factor = local.rows.family.dispersion_factor
+    if not factor or state.exchanges != 1:
+        return replace(state, fit=fit)
+    dispersion = max(factor * float(sums["raw"][0]) / max(state.rows, 1.0), 1e-6)
+    ratio = dispersion / state.dispersion
+    fit = replace(fit, curvature=fit.curvature / ratio, base=None)
+    return replace(state, fit=fit, dispersion=dispersion, scale=state.scale / np.sqrt(ratio))
+
+
+# With one of them, pairs of columns
+
+
+def strongest_effects(state: PlusState, local: LocalRows) -> Floats:
+    """(columns, inputs + 1) what the strongest columns say in the common model; ``local`` without pairs."""
+    fit = state.fit
+    mean = fit.point.reshape(local.rows.shape)
+    return column_effects(mean, fit.curvature, fit.middle, state.information, local.source)
+
+
+def earned_pairs(local: LocalRows, beside: Floats) -> tuple[Floats, Form]:
+    """The pairs of columns that earned their place, with their sums, and their form.
+
+    beside: (n, 2 * terms * candidates) scores and information; NaN where a member is left out.
+    """
+    score, information = bounded_pairs(beside.reshape(len(beside), 2, local.terms, -1))
     chosen = earned(score, information)
     if not len(chosen):
         return np.zeros(0), ()
@@ -374,12 +492,187 @@ def _earned_pairs(local: LocalRows, beside: Floats, accepted: NDArray[np.bool_])
     return np.concatenate(numbers), chosen_message(len(chosen), local.terms).form
 
 
-def _by_cluster(
-    sizes: Floats, fields: Fields, said: Floats, screened: Screened, state: PlusState
-) -> tuple[NumberList, dict[int, NumberList]]:
-    """How many count, and the sums of every cluster for its members; said: (n,) their clusters."""
+def after_pairs(state: PlusState, local: LocalRows, sums: dict[str, Floats], rest: Floats) -> PlusState:
+    """One quasi-Newton step, with pair terms as further columns where some earned their place.
+
+    rest: first and second columns of the pairs, and the sums of their scores and information.
+    """
+    count, left_over = divmod(len(rest), 2 + 2 * local.terms)
+    if left_over:
+        raise ValueError("a broadcast of pairs of columns that is cut short")
+    chosen, effects = chosen_message(count, local.terms).unpack(rest), strongest_effects(state, local)
+    state = after_step(state, local, sums)
+    if not count:
+        return state
+    first, second = chosen["first"].astype(np.int64), chosen["second"].astype(np.int64)
+    if max(first.max(), second.max()) >= len(effects) or not (chosen["information"] > 0).all():
+        raise ValueError("pairs of columns that do not exist")
+    pairs = PairTerms(effects[first], effects[second])
+    wide = local.with_pairs(pairs)
+    at = np.flatnonzero(wide.group >= local.groups)
+
+    def widen(values: Floats, further: Floats | float = 0.0) -> Floats:
+        found = widened(values, local, count)
+        found[..., at] = further
+        return found
+
+    fit = state.fit
+    assert fit.base is not None
+    point, score, loss = fit.base
+    base = (widen(point), widen(score, chosen["score"]), loss)
+    curvature = widen(widen(fit.curvature).T)
+    curvature[at, at] = chosen["information"]
+    penalty = widen(fit.penalty, FIRST_PENALTY * state.rows)
+    target = curvature @ base[0] + base[1]
+    penalty, aim = hierarchical.evidence_penalties(curvature, target, penalty, wide.group)
+    fit = replace(fit, point=aim, curvature=curvature, penalty=penalty, group=wide.group, base=base)
+    return replace(
+        state,
+        fit=replace(fit, middle=widen(fit.middle)),
+        pairs=pairs,
+        variance=widen(state.variance),
+        scale=widen(state.scale, np.sqrt(chosen["information"])),
+        own=OwnSums.none(wide),
+    )
+
+
+# Exchanges 7 and 8, variances
+
+
+def after_variances(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
+    """Variances by evidence, and a step of the common model with all own deviations in place; within clusters
+    it stays."""
+    used = local.group >= 0
+    before = np.zeros(local.groups)
+    before[local.group[used]] = state.variance[used]
+    each, intercept = hierarchical.variances(sums, before)
+    variance = np.where(used, each[np.maximum(local.group, 0)], 0.0)
+    variance[local.constants] = intercept
+    fit = state.fit
+    if not state.clusters.fits:
+        fit = replace(fit, certainty=np.clip(sums["shift_dof"] / fit.centers, 0.001, 0.999))
+        system = fit.curvature + np.diag(fit.penalty)
+        step = np.linalg.solve(system, sums["score"] * state.scale - fit.penalty * fit.point)
+        fit = hierarchical.with_intercept_variance(replace(fit, point=fit.point + step), intercept)
+    return replace(state, fit=fit, variance=variance)
+
+
+# With the first of them, half scores: do centers differ in ways that others share?
+
+
+def half_scores(state: PlusState, local: LocalRows) -> dict[str, Floats]:
+    """(r, 2, columns) scores of both halves of every center's rows in units of their size, and (r,) the
+    information of all its rows."""
+    common, scale = common_model(state, local), state.scale[: local.mains]
+    found = [
+        structure.orthogonal_scores(local.rows.select(keep), common) for keep in (local.half, ~local.half)
+    ]
+    halves = np.stack([score[:, : local.mains] / scale for score, _ in found], axis=1)
+    return {"halves": halves, "information": found[0][1] + found[1][1]}
+
+
+def propose_clusters(
+    context: Context, state: PlusState, beside: Floats, variance: Floats
+) -> tuple[float, dict[int, NumberList]]:
+    """The p-value of the test whether centers differ; if they do, and clusters pay on held-out rows, what the
+    coordinator tells every member: its cluster and how many there are.
+
+    beside: (n, entries) half scores, NaN where a member is left out.  variance: (columns,) between centers.
+    """
+    local = local_of(context, state)
+    parts, columns = beside_sums(Phase.HALF_SCORES, local).unpack(beside), local.mains
+    who = np.flatnonzero(np.isfinite(beside).all(axis=1) & (parts["information"][:, 0] > 0))
+    if len(who) < FEWEST_CENTERS:
+        return 1.0, {}
+    information = parts["information"][who, 0]
+    share, both = information / information.sum(), parts["halves"][who]
+    # What all have in common is no difference between them: the common fit is not at its end yet.
+    first, second = (
+        half - share[:, None] * half.sum(axis=0) for half in (both[:, :columns], both[:, columns:])
+    )
+    # In units of the scores' size coefficients are larger by the same factor.
+    scale = state.scale[:columns]
+    unit = state.fit.curvature[:columns, :columns] / np.outer(scale, scale) / information.sum()
+    halves = structure.HalfScores.of(
+        first, second, information, structure.Whitening.of(unit), variance * scale**2
+    )
+    draw = [streams.uniforms(context.seed, "sketch", 10 + k, context.ids[who]) for k in range(SIGNS)]
+    chance = halves.difference_test(np.where(np.stack(draw) < 0.5, -1.0, 1.0))
+    if chance > LEVEL:
+        return chance, {}
+    order = np.argsort(streams.uniforms(context.seed, "sketch", 1, context.ids[who]), kind="stable")
+    fold = np.empty(len(who), dtype=np.int64)
+    fold[order] = np.arange(len(who)) % FOLDS
+    number, count = halves.clusters()
+    if count == 1 or not halves.gain_z(fold) > GATE_Z:
+        return chance, {}
+    every = np.zeros(context.n)
+    every[who] = number
+    form = (Field("single", 2),)
+    return chance, {i: NumberList.of(np.array([own, float(count)]), form) for i, own in enumerate(every)}
+
+
+def take_proposal(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
+    """The state with the cluster of every center here, if there are any."""
+    own = [broadcast.only(int(member)) for member in context.local_index]
+    if any(len(values) != 2 for values in own):
+        return state
+    number, count = np.array(own).reshape(-1, 2).astype(np.int64).T
+    return replace(state, clusters=ClusterState(int(count.max(initial=1)), number))
+
+
+def without_pair_effects(state: PlusState, local: LocalRows) -> PlusState:
+    """The common model as it would be without pair terms, which are then zero for all.
+
+    Where centers differ much, a common model is wrong for each of them, and pairs of columns partly mend what
+    is no interaction inside any cluster.
+    """
+    if not local.pairs:
+        return state
+    fit, pair = state.fit, local.group >= local.groups - local.terms
+    point = np.where(pair, 0.0, fit.point)
+    system = fit.curvature + np.diag(fit.penalty)
+    point[~pair] += np.linalg.solve(
+        system[np.ix_(~pair, ~pair)], system[np.ix_(~pair, pair)] @ fit.point[pair]
+    )
+    nothing = PairTerms(0.0 * state.pairs.left, 0.0 * state.pairs.right)
+    return replace(state, fit=replace(fit, point=point), pairs=nothing)
+
+
+# Exchanges 9 to 15, the fit of every cluster; 12, the choice between clusters
+
+
+def begin_clusters(
+    state: PlusState, local: LocalRows, clusters: ClusterState, means: Floats | None = None
+) -> ClusterState:
+    """Fits of the clusters that have a center here, from means (clusters, q) or from the common model."""
+    penalty = np.where(local.group >= 0, FIRST_CLUSTER_PENALTY, 1e-3)
+    # The curvature is known with the cluster's share of all rows, which comes with its sums.
+    begin = replace(state.fit, penalty=penalty, base=None, centers=0, pace=1.0)
+    points = np.zeros((clusters.count, local.q)) if means is None else means
+    fits = [replace(begin, point=points[name]) for name in np.unique(clusters.number).tolist()]
+    return replace(clusters, fits=tuple(fits))
+
+
+def cluster_sums(state: PlusState, local: LocalRows) -> dict[str, Floats]:
+    """Scores, losses and raw losses of every center at the mean of its cluster, and (r,) its name."""
+    variance = np.where(local.group < 0, 1.0, 0.0)
+    values = {"cluster": state.clusters.number.astype(np.float64)}
+    for name, fit in state.clusters.by_name.items():
+        mine = state.clusters.number == name
+        some = sums_along(local.rows.centers(mine), fit, state.fit.point, variance, state.dispersion)
+        for key, found in some.items():
+            values.setdefault(key, np.zeros((len(mine), *found.shape[1:])))[mine] = found
+    return values
+
+
+def cluster_totals(
+    sizes: Floats, fields: Fields, said: Floats, screened: Screened, count: int
+) -> dict[int, NumberList]:
+    """The sums of every cluster, its share of all rows and its centers, for its members; said: (n,) their
+    clusters."""
     number = np.rint(np.where(np.isfinite(said), said, -1.0)).astype(np.int64)
-    number = np.where((number >= 0) & (number < state.clusters.count), number, -1)
+    number = np.where((number >= 0) & (number < count), number, -1)
     accepted = screened.accepted & (number >= 0)
     whole, messages = max(float(sizes[accepted].sum()), 1.0), dict[int, NumberList]()
     for name in np.unique(number).tolist():
@@ -387,10 +680,28 @@ def _by_cluster(
         received = [screened.values[some].sum(axis=0), [sizes[some].sum() / whole, float(some.sum())]]
         sums = NumberList.of(np.concatenate(received), (*fields.form, Field("single", 2)))
         messages |= dict.fromkeys(np.flatnonzero(number == name).tolist(), sums)
-    return NumberList.of(np.array([float(accepted.sum())]), (ONE,)), messages
+    return messages
 
 
-def _cluster_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
+def step_clusters(context: Context, state: PlusState, fields: Fields, broadcast: Broadcast) -> PlusState:
+    """One quasi-Newton step in every cluster here."""
+    clusters, fits = state.clusters, list[FitState]()
+    for name, fit in clusters.by_name.items():
+        mine = context.local_index[clusters.number == name].tolist()
+        received = Counter(broadcast.only(member).tobytes() for member in mine)
+        # In a simulation attackers here may have got other sums.
+        values = np.frombuffer(received.most_common(1)[0][0])
+        if len(values) != fields.length + 2:
+            raise ValueError("a broadcast without the sums of this center's cluster")
+        sums, (share, centers) = fields.unpack(values), values[fields.length :]
+        if fit.centers == 0:
+            curvature = state.fit.curvature * max(float(share), 1e-6)
+            fit = replace(fit, curvature=curvature, centers=int(centers))
+        fits.append(hierarchical.quasi_newton_step(fit, sums["score"] * state.scale, sums["losses"]))
+    return replace(state, clusters=replace(clusters, fits=tuple(fits)))
+
+
+def most_said_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
     """The means of clusters: of all that members say those that most of them say, a few more than there are
     clusters. The members of a cluster say the same; who makes one up cannot take another one away."""
     said = uploads[np.isfinite(uploads).all(axis=1)]
@@ -400,56 +711,14 @@ def _cluster_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
     return Broadcast(NumberList.of(means.ravel(), (Field("small", local.q, len(means)),)))
 
 
-# What every member makes of broadcasts
+def choose_clusters(state: PlusState, local: LocalRows, means: Floats) -> PlusState:
+    """Every center moves to the cluster under which the evidence of its rows is largest.
 
-
-def _applied(
-    context: Context, state: PlusState, phase: Phase, numbers: Floats, broadcast: Broadcast
-) -> PlusState:
-    """The state after a broadcast with these common numbers."""
-    local = local_of(context, state)
-    if phase is Phase.CLUSTER_MEANS:
-        means = numbers.reshape(-1, local.q)
-        state = replace(state, clusters=replace(state.clusters, count=len(means)))
-        return plus_structure.choose_clusters(state, local, means)
-    fields = message(phase, local)
-    if phase is Phase.CLUSTER_FIT:
-        return plus_structure.step_clusters(state, _cluster_broadcasts(context, state, fields, broadcast))
-    sums, rest = fields.unpack(numbers), numbers[fields.length :]
-    if phase is Phase.START:
-        return plus_updates.after_start(state, local, sums, curvature_message(local.q).unpack(rest))
-    if phase is Phase.COMMON_FIT:
-        return plus_updates.after_step(state, local, sums)
-    if phase is Phase.PAIRS:
-        count, left_over = divmod(len(rest), 2 + 2 * local.terms)
-        if left_over:
-            raise ValueError("a broadcast of pairs of columns that is cut short")
-        chosen = chosen_message(count, local.terms).unpack(rest)
-        return plus_updates.after_pairs(state, local, sums, chosen)
-    if state.plain and state.clusters.fits and sums["gains"][0] < 0:
-        return state.plain.back(state)  # all in all clusters do not help
-    state = plus_updates.after_variances(state, local, sums, move=not state.clusters.fits)
-    if phase is Phase.HALF_SCORES:
-        own = [broadcast.only(int(member)) for member in context.local_index]
-        return plus_structure.take_proposal(context, replace(state, chance=float(rest[0])), own)
-    if phase is Phase.GATE:
-        return plus_structure.gate(state, local, sums["gains"], sums["gain_squares"])
-    return state
-
-
-def _cluster_broadcasts(
-    context: Context, state: PlusState, fields: Fields, broadcast: Broadcast
-) -> dict[int, tuple[Floats, Floats, float, int]]:
-    """By cluster its summed score (q,), losses (fractions,), share of all rows and number of centers."""
-    received: dict[int, Counter[bytes]] = {}
-    for member, name in zip(context.local_index.tolist(), state.clusters.number.tolist(), strict=True):
-        values = broadcast.only(member)
-        if len(values) != fields.length + 2:
-            raise ValueError("a broadcast without the sums of this center's cluster")
-        received.setdefault(name, Counter())[values.tobytes()] += 1
-    found = {}
-    for name, messages in received.items():  # in a simulation attackers here may have got other sums
-        values = np.frombuffer(messages.most_common(1)[0][0])
-        sums, (share, count) = fields.unpack(values), values[fields.length :]
-        found[name] = (sums["score"] * state.scale, sums["losses"], float(share), int(count))
-    return found
+    means: (clusters, q) deviations of the clusters' means from the common model.
+    """
+    number = state.clusters.number.copy()
+    for i in range(local.rows.n):
+        posteriors = [plus_own.own_posterior(state, local, i, state.fit.point + mean) for mean in means]
+        number[i] = np.argmax([each.evidence for each in posteriors])
+    clusters = ClusterState(len(means), number)
+    return replace(state, clusters=begin_clusters(state, local, clusters, means))

@@ -2,7 +2,9 @@
 
 Three checks, each with a reason in the audit trail: numbers must be finite; sums must be possible (no
 negative squares, as many rows as reported); and the score must lie no farther from the others' than rows
-explain. A score that is far but not impossible is shortened, so that one member has a bounded influence.
+explain. A score that is far but not impossible is shortened, and so are squared deviations, so that one
+member has a bounded influence. Who is left out in the first two exchanges stays out: later, when models are
+fitted, false rows no longer show in scores.
 """
 
 from __future__ import annotations
@@ -28,6 +30,12 @@ SHORTEN, EXCLUDE = 1.8, 3.0
 #: cut these would hide them from the search for clusters.
 FARTHEST_NUMBER, FARTHEST_SUM, COMMON_COLUMN = 2.0, 3.0, 0.5
 
+#: Who is left out in so many first exchanges stays out.
+FIRST_EXCHANGES = 2
+
+#: Squared deviations per degree of freedom, in medians of all, beyond which they are shortened.
+LONGEST_SQUARES = 4.0
+
 #: Rows may differ by this factor from what a member reported, in medians of all.
 ROWS_FACTOR = 1.6
 
@@ -39,9 +47,7 @@ FEWEST = 6
 
 
 #: Sums that cannot be negative.
-NOT_NEGATIVE = (
-    "diagonal", "doubt", "losses", "raw", "squares", "dof", "shift_squares", "shift_dof", "gain_squares",
-)  # fmt: skip
+NOT_NEGATIVE = ("diagonal", "doubt", "losses", "raw", "squares", "dof", "shift_squares", "shift_dof")
 
 #: What rounding may add to a sum.
 SLACK = 1e-3
@@ -49,16 +55,17 @@ SLACK = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Screened:
-    """accepted: (n,) whose uploads count.  reason: (n,) why not.  values: (n, entries) what counts of them,
-    zero where a member is left out."""
+    """accepted: (n,) whose uploads count.  excluded: (n,) whose do not although they sent one.  reason: (n,)
+    why not.  values: (n, entries) what counts of them, zero where a member is left out."""
 
     accepted: NDArray[np.bool_]
+    excluded: NDArray[np.bool_]
     reason: NDArray[np.object_]
     values: Floats
 
-    def decisions(self, present: NDArray[np.bool_]) -> Decisions | None:
+    def decisions(self) -> Decisions | None:
         """The members that were left out, as rows of the audit trail."""
-        who = np.flatnonzero(present & ~self.accepted)
+        who = np.flatnonzero(self.excluded)
         if not len(who):
             return None
         nothing = np.full(len(who), np.nan)
@@ -72,27 +79,43 @@ def screen(
     """What counts of uploads (n, entries) that begin with ``fields``; reported: (n,) rows as members reported
     them; robust: whether more is checked than that numbers are finite."""
     own = uploads[:, : fields.length]
-    accepted = np.asarray(np.isfinite(own).all(axis=1))
+    present, accepted = ~np.isnan(own).all(axis=1), np.asarray(np.isfinite(own).all(axis=1))
     values = np.where(accepted[:, None], own, 0.0)
     reason = np.where(accepted, "", "not finite").astype(object)
+
+    def leave_out(who: NDArray[np.bool_], why: str) -> None:
+        nonlocal accepted
+        reason[accepted & who] = why
+        accepted = accepted & ~who
+
     if robust:
         parts = fields.unpack(values)
-        possible = _possible(parts, reported, accepted, state, local)
-        reason[accepted & ~possible] = "impossible sums"
-        accepted &= possible
+        if state.exchanges >= FIRST_EXCHANGES:
+            leave_out(state.excluded, "left out before")
+        leave_out(~_possible(parts, reported, accepted, state, local), "impossible sums")
         if accepted.sum() >= FEWEST:
             far, scores = _bounded(parts, reported, accepted, state)
-            reason[accepted & (far > EXCLUDE)] = "score too far from all others"
-            accepted &= far <= EXCLUDE
+            leave_out(far > EXCLUDE, "score too far from all others")
             values[:, : local.q] = scores
-    return Screened(accepted, reason, np.where(accepted[:, None], values, 0.0))
+            if "squares" in parts:
+                parts["squares"][:] *= _shortened(parts, accepted)[:, None]
+    return Screened(accepted, present & ~accepted, reason, np.where(accepted[:, None], values, 0.0))
 
 
-def bounded_pairs(score: Floats, information: Floats, accepted: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Sums (terms, candidates) of the scores and information (n, terms, candidates) of pairs of columns; no
-    member's score counts for more than :data:`LONGEST_PAIR` of its own standard errors."""
-    single, score, information = len(score) > 1, score[accepted], information[accepted]
-    if single:  # not the sum of all under masks
+def _shortened(parts: dict[str, Floats], accepted: NDArray[np.bool_]) -> Floats:
+    """(n,) by what squared deviations are multiplied; each group of columns in medians of all members."""
+    ratio = parts["squares"] / np.maximum(parts["dof"], 1e-6)
+    ratio = (ratio / np.maximum(np.median(ratio[accepted], axis=0), 1e-12)).mean(axis=1)
+    return LONGEST_SQUARES / np.maximum(ratio / max(np.median(ratio[accepted]), 1e-9), LONGEST_SQUARES)
+
+
+def bounded_pairs(parts: Floats) -> tuple[Floats, Floats]:
+    """Sums (terms, candidates) of the scores and information (n, 2, terms, candidates) of pairs of columns;
+    no member's score counts for more than :data:`LONGEST_PAIR` of its own standard errors."""
+    fine = np.isfinite(parts).all(axis=(1, 2, 3))
+    fine[fine] = (parts[fine, 1] >= 0).all(axis=(1, 2))
+    score, information = parts[fine].swapaxes(0, 1)
+    if len(parts) > 1:  # not the sum of all under masks
         most = LONGEST_PAIR * np.sqrt(information)
         score = np.clip(score, -most, most)
     return score.sum(axis=0), information.sum(axis=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -14,9 +14,8 @@ from abps.core.arrays import Weights
 from abps.data.prepare import Prepared
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.models import structure
-from abps.models.common_fit import FRACTIONS, FitState
 from abps.models.families import family_of
-from abps.models.hierarchical import CenterRows, CommonModel
+from abps.models.hierarchical import FRACTIONS, CenterRows, CommonModel, FitState
 from abps.models.interactions import PairTerms, candidates
 from abps.models.newton import column_kinds
 from abps.wire.number_lists import Field, Fields
@@ -42,7 +41,6 @@ class Phase(Enum):
     COMMON_FIT = "common fit"
     PAIRS = "common fit and pairs of columns"
     HALF_SCORES = "variances and half scores"
-    GATE = "variances and held-out gains"
     VARIANCES = "variances"
     CLUSTER_FIT = "cluster fit"
     CLUSTER_MEANS = "cluster means"
@@ -118,8 +116,8 @@ class LocalRows:
 class OwnSums:
     """What the posteriors of r centers add to the sums of an exchange about variances.
 
-    modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).  gains: (r, 3) by which
-    the held-out loss or the evidence of a center speaks for structure, and whether it says so.
+    modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).  gain: (r,) by how much
+    the evidence of a center's rows speaks for clusters.
     share: (r,) of its model that a center's own rows decide.
     """
 
@@ -129,77 +127,43 @@ class OwnSums:
     dof: Floats
     shift: Floats
     shift_dof: Floats
-    gains: Floats
+    gain: Floats
     share: Floats
 
     @staticmethod
     def none(local: LocalRows) -> OwnSums:
         """Before there are any."""
-        r, q = local.rows.n, local.q
+        r, modes = local.rows.n, np.zeros((local.rows.n, local.q))
         groups, terms = np.zeros((r, local.groups)), np.zeros((r, local.terms))
-        gains = np.zeros((r, len(structure.CANDIDATES)))
-        return OwnSums(np.zeros((r, q)), np.zeros((r, q)), groups, groups, terms, terms, gains, np.zeros(r))
+        return OwnSums(modes, modes, groups, groups, terms, terms, np.zeros(r), np.zeros(r))
 
     def values(self, scale: Floats) -> dict[str, Floats]:
         """The fields of a message about variances; scale: (q,) by which scores are written."""
-        squares = {"shift_squares": self.shift**2, "gain_squares": self.gains**2}
-        named = {name: getattr(self, name) for name in ("squares", "dof", "shift", "shift_dof", "gains")}
-        return {"score": self.score / scale} | named | squares
+        named = {name: getattr(self, name) for name in ("squares", "dof", "shift", "shift_dof", "gain")}
+        return {"score": self.score / scale, "shift_squares": self.shift**2} | named
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterState:
-    """What centers know of the structure of a federation.
+    """What centers know of the clusters of a federation.
 
-    loadings: (r, dimensions, columns) shared directions, from centers of other folds; none of outcomes with
-    several terms.  chosen: which candidate of them is used, -1: none.  count: of clusters that were found.
-    number: (r,) the cluster of every center here.  fits: of the clusters ``names`` that have a center here.
+    count: how many there are; 1: none were found.  number: (r,) the cluster of every center here.
+    fits: of the clusters that have a center here, by their names.
     """
 
-    loadings: Floats
-    chosen: int
     count: int
     number: Ints
-    names: Ints
-    fits: tuple[FitState, ...]
-
-    @staticmethod
-    def none(local: LocalRows) -> ClusterState:
-        """Nothing is known."""
-        r = local.rows.n
-        loadings = np.zeros((r, structure.DIMENSIONS, local.mains))
-        none = np.zeros(0, dtype=np.int64)
-        return ClusterState(loadings, -1, 1, np.zeros(r, dtype=np.int64), none, ())
+    fits: tuple[FitState, ...] = ()
 
     @property
-    def without_fits(self) -> ClusterState:
-        """The same with shared directions alone."""
-        return replace(self, names=self.names[:0], fits=())
+    def by_name(self) -> dict[int, FitState]:
+        """The fits and the names of their clusters."""
+        return dict(zip(np.unique(self.number).tolist(), self.fits, strict=True)) if self.fits else {}
 
-    def directions(self, i: int) -> Floats | None:
-        """(columns, r) the shared directions along which center i here may deviate, if they are used."""
-        if self.fits or self.chosen < 0:
-            return None
-        return structure.candidate(self.loadings[i].T, self.chosen)
-
-    def fit_of(self, number: int) -> FitState:
-        """The fit of a cluster that has a center here."""
-        return self.fits[self.names.tolist().index(number)]
-
-
-@dataclass(frozen=True, eq=False)
-class PlainFit:
-    """What there was before clusters, in case they turn out not to help."""
-
-    own: OwnSums
-    variance: Floats
-    fit: FitState
-    pairs: PairTerms
-
-    def back(self, state: PlusState) -> PlusState:
-        """The state with it instead of clusters."""
-        before = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(state, clusters=state.clusters.without_fits, **before)
+    @staticmethod
+    def none(r: int) -> ClusterState:
+        """Nothing is known."""
+        return ClusterState(1, np.zeros(r, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +174,9 @@ class PlusState(Models):
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
     information: of all rows about an intercept.  pairs: pairs of columns that are terms of the model.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
-    resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
-    plain: what there was before clusters.
+    resting: (r,) which centers keep a model of their own rows alone.  excluded: (n,) whose uploads were left
+    out of all first sums.  plain: what there was before clusters, in case they turn out not to help.
+    over: nothing is left to exchange.
     chance: the p-value of the test whether centers differ; -1: there was none.
     hope: the chance that collaboration lowers a center's loss, on average; -1: not all centers are here. For
     single centers it says no more than its average.
@@ -224,7 +189,8 @@ class PlusState(Models):
     own: OwnSums
     clusters: ClusterState
     resting: NDArray[np.bool_]
-    plain: PlainFit | None = None
+    excluded: NDArray[np.bool_]
+    plain: PlusState | None = None
     exchanges: int = 0
     dispersion: float = 1.0
     rows: float = 0.0
@@ -232,6 +198,12 @@ class PlusState(Models):
     over: bool = False
     chance: float = -1.0
     hope: float = -1.0
+
+    @property
+    def without_clusters(self) -> PlusState:
+        """What there was before clusters."""
+        assert self.plain is not None
+        return replace(self.plain, exchanges=self.exchanges)
 
 
 def column_groups(columns: tuple[str, ...], terms: int) -> NDArray[np.int64]:
@@ -310,12 +282,11 @@ def message(phase: Phase, local: LocalRows) -> Fields:
         return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": ONE})
     if phase is Phase.CLUSTER_MEANS:
         return Fields({})
-    gains = Field("single", len(structure.CANDIDATES))
     return Fields(
         score
         | {"squares": Field("half", groups), "dof": Field("half", groups)}
         | {name: Field("single", terms) for name in ("shift", "shift_squares", "shift_dof")}
-        | {"gains": gains, "gain_squares": gains}
+        | {"gain": ONE}
     )
 
 
@@ -329,12 +300,6 @@ def beside_sums(phase: Phase, local: LocalRows) -> Fields:
     if phase is Phase.CLUSTER_FIT:
         return Fields({"cluster": ONE})
     return Fields({"mean": Field("small", local.q)} if phase is Phase.CLUSTER_MEANS else {})
-
-
-def fold_message(local: LocalRows) -> Fields:
-    """What the coordinator tells one center about structure: directions, and the center's cluster."""
-    loadings = Field("small", local.mains, structure.DIMENSIONS)
-    return Fields({"loadings": loadings, "cluster": ONE, "clusters": ONE})
 
 
 def chosen_message(count: int, terms: int) -> Fields:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.prepare import Rows
-from abps.models.common_fit import evidence_penalties
+from abps.models.hierarchical import evidence_penalties
 
 Floats = NDArray[np.float64]
 

@@ -7,31 +7,32 @@ For a row x of center i the terms of the linear predictor are
 so the intercept is a coefficient like any other, with a variance of its own. Outputs are ``eta @ mix`` plus
 the family's baseline (:mod:`abps.models.families`). Coefficients are arrays (terms, columns + 1).
 
-This module has what a center computes on its own rows: sums at a common model with its intercept refitted,
-curvature, and the mode of its own posterior. All functions take the rows of any number of centers, so that a
-simulation and a single hospital run the same code. What all members compute together from the sums is in
-:mod:`abps.models.common_fit`.
+The first part is what a center computes on its own rows: sums at a common model with its intercept refitted,
+curvature, and the mode of its own posterior. Functions take the rows of any number of centers, so that a
+simulation and a single hospital run the same code. The second part is what all members compute from broadcast
+sums: quasi-Newton steps, penalties and variances by evidence. It is deterministic, so every member that holds
+the sums computes the same model; vectors there are flat, (q,) with q = terms * (columns + 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 from scipy.special import ndtr
 
 from abps.models.families import Family
+from abps.models.newton import OwnRows, Quadratic, descend, penalties
 
 Floats = NDArray[np.float64]
 
-#: Newton steps for intercepts and for a center's own posterior, and the gain in log-posterior that ends them.
-INTERCEPT_STEPS = 8
-MODE_STEPS = 12
-LEAST_GAIN = 1e-3
+#: Newton steps for intercepts and for a center's own posterior; the least variance that a prior can have.
+INTERCEPT_STEPS, MODE_STEPS = 8, 12
+LEAST_OWN_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,14 +235,12 @@ class Posterior:
     model: (terms, columns + 1).  score: (terms, columns + 1) derivative of the log-likelihood there.
     dof: (terms, columns + 1) share of the variance that the rows explain, 0 (all prior) to 1 (all data).
     evidence: log-likelihood of the rows under the prior, the model integrated out (Laplace).
-    loss: of the rows at the mode, in the family's unit.
     """
 
     model: Floats
     score: Floats
     dof: Floats
     evidence: float
-    loss: float
 
 
 def posterior(
@@ -252,46 +251,31 @@ def posterior(
     begin: (terms, columns + 1) where to start; default: the prior mean.
     """
     if len(y) == 0:
-        return Posterior(prior.mean, np.zeros_like(prior.mean), np.zeros_like(prior.mean), 0.0, 0.0)
-    scale = np.sqrt(prior.variance)
-    start = np.array([0, len(y)])
-    offset = x @ prior.mean.T @ family.mix + family.baseline
-    phi = prior.dispersion
-
-    def evaluate(g: Floats) -> tuple[float, Floats]:
-        z = offset + x @ (scale * g).T @ family.mix
-        loss = family.loss(z, y, start).sum() / phi
-        return -float(loss) - 0.5 * float((g**2).sum()), z
-
-    g = np.zeros_like(scale)
+        return Posterior(prior.mean, np.zeros_like(prior.mean), np.zeros_like(prior.mean), 0.0)
+    rows, held, phi = _own_rows(x, y, family), _held(family, prior), prior.dispersion
+    w, edge = held.middle.copy(), rows.edge
     if begin is not None:
-        g = np.divide(begin - prior.mean, scale, out=g, where=scale > 0)
-    now, z = evaluate(g)
-    if begin is not None:  # a bad start costs more steps than none
-        plain = evaluate(np.zeros_like(g))
-        if plain[0] > now:
-            g, (now, z) = np.zeros_like(g), plain
-    for _ in range(MODE_STEPS):
-        residual = family.residual(z, y, start) @ family.mix.T / phi
-        gradient = scale * (residual.T @ x) - g
-        solver = WhitenedCurvature(x, family.information(z, y, start) / phi, scale)
-        step = solver.solve(gradient)
-        for _ in range(6):
-            value, trial = evaluate(g + step)
-            if value > now - 1e-9:
-                break
-            step = 0.5 * step
-        gain = value - now
-        if not gain > -1e-9:
-            break
-        g, now, z = g + step, value, trial
-        if gain < LEAST_GAIN:
-            break
-    residual = family.residual(z, y, start) @ family.mix.T / phi
-    solver = WhitenedCurvature(x, family.information(z, y, start) / phi, scale)
-    dof, logdet = solver.summary()
-    loss = float(family.loss(z, y, start).sum())
-    return Posterior(prior.mean + scale * g, residual.T @ x, dof, now - 0.5 * logdet, loss)
+        w[:edge] = begin.ravel()
+    w = descend(rows, w, held, MODE_STEPS, slice(0, edge))
+    z, shape = rows.answers(w), prior.mean.shape
+    factored = rows.curvature(z).factored(held.precision, slice(0, edge))
+    evidence = -(rows.loss(z) + held.value(w)) / phi - 0.5 * factored.log_determinant()
+    score, dof = rows.score(z)[:edge] / phi, factored.freedom()
+    return Posterior(w[:edge].reshape(shape), score.reshape(shape), dof.reshape(shape), evidence)
+
+
+def _own_rows(x: Floats, y: Floats, family: Any) -> OwnRows:
+    """Rows as Newton's method reads them; the constant is one of the columns."""
+    return OwnRows(x, y, replace(family, mix=np.eye(len(family.baseline))), family.mix)
+
+
+def _held(family: Family, prior: CommonModel) -> Quadratic:
+    """What the prior adds to a summed loss, in the family's unit."""
+    precision = prior.dispersion / np.maximum(prior.variance, LEAST_OWN_VARIANCE)
+    nothing = np.zeros(len(family.baseline))
+    return Quadratic(
+        np.concatenate([precision.ravel(), nothing]), np.concatenate([prior.mean.ravel(), family.baseline])
+    )
 
 
 def chance_of_gain(
@@ -306,63 +290,15 @@ def chance_of_gain(
     """
     if len(y) == 0:
         return 0.5
-    scale, apart = np.sqrt(prior.variance), other - model
-    start = np.array([0, len(y)])
-    information = family.information(x @ model.T @ family.mix + family.baseline, y, start) / prior.dispersion
-    along = x @ apart.T
-    bent = np.einsum("rts,rs->rt", information, along)
-    size = float((along * bent).sum()) / len(y)
-    slope = scale * (bent.T @ x) / len(y)
-    doubt = float((slope * WhitenedCurvature(x, information, scale).solve(slope)).sum())
+    rows, held, n, phi = _own_rows(x, y, family), _held(family, prior), len(y), prior.dispersion
+    part = slice(0, rows.edge)
+    curvature = rows.curvature(rows.answers(np.concatenate([model.ravel(), family.baseline])))
+    apart = np.concatenate([(other - model).ravel(), 0.0 * family.baseline])
+    slope = curvature.times(apart)[part] / (n * phi)
+    size = float(apart[part] @ slope)
+    doubt = phi * float(slope @ curvature.factored(held.precision, part).solve(slope))
     spread = np.sqrt(patients**2 * doubt + patients * size)
     return float(ndtr(0.5 * patients * size / max(spread, 1e-12)))
-
-
-class WhitenedCurvature:
-    """I + B'B, the curvature of a log-posterior in coordinates in which the prior is standard normal.
-
-    B: (rows * terms, terms * columns) inputs times the square root of the information, times prior scales.
-    The smaller of B'B and BB' is factorised.
-    """
-
-    def __init__(self, x: Floats, information: Floats, scale: Floats) -> None:
-        rows, terms, _ = information.shape
-        self.shape = scale.shape
-        if terms == 1:
-            self.b = x * (np.sqrt(information[:, 0]) * scale)
-        else:
-            root = np.linalg.cholesky(information + 1e-10 * np.eye(terms))
-            spread = np.einsum("rtj,rc,tc->rjtc", root, x, scale, optimize=True)
-            self.b = spread.reshape(rows * terms, -1)
-        self.wide = self.b.shape[0] < self.b.shape[1]
-        gram = self.b @ self.b.T if self.wide else self.b.T @ self.b
-        gram.flat[:: len(gram) + 1] += 1.0
-        self.factor = np.linalg.cholesky(gram)
-
-    def _lower(self, right: Floats) -> Floats:
-        return np.asarray(solve_triangular(self.factor, right, lower=True, check_finite=False))
-
-    def _apply(self, right: Floats) -> Floats:
-        half = self._lower(right)
-        return np.asarray(solve_triangular(self.factor, half, lower=True, trans=1, check_finite=False))
-
-    def solve(self, gradient: Floats) -> Floats:
-        """(terms, columns) the Newton step for a gradient of the same shape."""
-        flat = gradient.ravel()
-        if self.wide:
-            found = flat - self.b.T @ self._apply(self.b @ flat)
-        else:
-            found = self._apply(flat)
-        return np.asarray(found.reshape(self.shape))
-
-    def summary(self) -> tuple[Floats, float]:
-        """(terms, columns) 1 minus the diagonal of the inverse, and the log-determinant."""
-        logdet = 2.0 * float(np.log(np.diag(self.factor)).sum())
-        if self.wide:
-            dof = (self._lower(self.b) ** 2).sum(axis=0)
-        else:
-            dof = 1.0 - (self._lower(np.eye(len(self.factor))) ** 2).sum(axis=0)
-        return dof.reshape(self.shape), logdet
 
 
 #: Fixed-point iterations of a center's own penalties, and their bounds.
@@ -396,3 +332,210 @@ def alone(x: Floats, y: Floats, family: Family, group: NDArray[np.int64], common
         penalty = np.clip((dof + 0.5) / (norm + 0.5 / penalty), LEAST_OWN_PENALTY, MOST_OWN_PENALTY)
     assert found is not None
     return found
+
+
+# From sums over centers
+
+#: Parts of a step at which centers report their loss, the whole step first.
+FRACTIONS = (1.0, 0.5, 0.25)
+
+#: By what steps grow or are shortened after each part of the last one, or nothing of it, was best.
+PACES = (1.5, 0.5, 0.25, 0.125)
+LEAST_PACE = 0.25
+
+#: Fixed-point iterations of the penalties for one quadratic model.
+PENALTY_SWEEPS = 12
+
+#: Bounds of the variance of a coefficient between centers.
+LEAST_VARIANCE, MOST_VARIANCE = 1e-6, 0.5
+LEAST_INTERCEPT_VARIANCE, MOST_INTERCEPT_VARIANCE = 1e-3, 9.0
+
+
+@dataclass(frozen=True, eq=False)
+class FitState:
+    """The state of the common fit between two exchanges.
+
+    point: (q,) the common model that the next sums are taken at.  curvature: (q, q) of the summed loss.
+    penalty: (q,) ridge.  group: (q,) columns that share a penalty; -1: the constants, which have none.
+    middle: (terms, q) mean input of each term, weighted by information.
+    intercept_variance: (terms,).  certainty: (terms,) mean share of an intercept that the rows decide.
+    centers: how many add to the sums.  pace: the share of a step that is taken.
+    base: point, score and summed loss from which the step to ``point`` was taken; none: there was no step.
+    """
+
+    point: Floats
+    curvature: Floats
+    penalty: Floats
+    group: NDArray[np.int64]
+    middle: Floats
+    intercept_variance: Floats
+    certainty: Floats
+    centers: int
+    base: tuple[Floats, Floats, float] | None = None
+    pace: float = 1.0
+
+    def part_of_step(self, fraction: float) -> Floats:
+        """(q,) the point after a part of the step from the base."""
+        return self.point if self.base is None else self.base[0] + fraction * (self.point - self.base[0])
+
+    def towards(self, aim: Floats) -> FitState:
+        """The fit with the point after the next step from its base."""
+        assert self.base is not None
+        return replace(self, point=self.base[0] + self.pace * (aim - self.base[0]))
+
+
+def assemble_curvature(matrix: Floats, floor: float = 1e-4) -> Floats:
+    """A symmetric matrix with its small and negative eigenvalues raised, in units of its diagonal."""
+    size = np.sqrt(np.maximum(np.diag(matrix), 1e-9))
+    scaled = matrix / np.outer(size, size)
+    value, vector = np.linalg.eigh(0.5 * (scaled + scaled.T))
+    return np.asarray((vector * np.maximum(value, floor)) @ vector.T * np.outer(size, size))
+
+
+def bfgs(curvature: Floats, step: Floats, change: Floats) -> Floats:
+    """The curvature updated so that it maps a step to the observed change of the gradient."""
+    image = curvature @ step
+    bent, seen = float(step @ image), float(step @ change)
+    if not bent > 0 or seen < 0.1 * bent:
+        return curvature
+    return np.asarray(curvature - np.outer(image, image) / bent + np.outer(change, change) / seen)
+
+
+def evidence_penalties(
+    curvature: Floats, target: Floats, penalty: Floats, group: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Penalties (q,) that maximise the evidence of a quadratic log-likelihood, and its penalised mode (q,).
+
+    The log-likelihood is target'b - b'curvature b / 2. MacKay's fixed point for every group of columns:
+    penalty = effective degrees of freedom / squared norm; a group shrinks towards all by one more coefficient
+    of the average size.
+    """
+    used = group >= 0
+    for _ in range(PENALTY_SWEEPS):
+        inverse = np.linalg.inv(curvature + np.diag(penalty))
+        mode, dof, new = inverse @ target, 1.0 - penalty * np.diag(inverse), penalty.copy()
+        new[used] = penalties(dof[used], mode[used] ** 2, group[used])
+        settled = np.abs(np.log(new[used] / penalty[used])).max(initial=0.0) < 0.02
+        penalty = new
+        if settled:
+            break
+    return penalty, np.asarray(np.linalg.solve(curvature + np.diag(penalty), target))
+
+
+def quasi_newton_step(fit: FitState, score: Floats, losses: Floats) -> FitState:
+    """The fit after one more exchange: curvature, penalties and the point to ask about next.
+
+    score: (q,) summed at the point.  losses: (fractions,) summed after the parts :data:`FRACTIONS` of the
+    step. The next step starts where the penalised loss is smallest; there the score is interpolated between
+    both ends, which is exact for a quadratic loss. If only a part of a step was good, the curvature is too
+    small in other directions too, so the next steps are shortened; good steps grow again.
+    """
+    curvature, pace, chosen = fit.curvature, fit.pace, (fit.point, score, float(losses[0]))
+    if fit.base is not None:
+        start, old, before = fit.base
+        curvature = bfgs(curvature, fit.point - start, old - score)
+        fractions = (*FRACTIONS, 0.0)
+        points = [fit.part_of_step(fraction) for fraction in fractions]
+        every = [*losses.tolist(), before]
+        held = [0.5 * float((fit.penalty * point**2).sum()) for point in points]
+        k = int(np.argmin(np.add(every, held)))
+        chosen = (points[k], (1.0 - fractions[k]) * old + fractions[k] * score, every[k])
+        pace = float(np.clip(pace * PACES[k], LEAST_PACE, 1.0))
+    target = curvature @ chosen[0] + chosen[1]
+    penalty, aim = evidence_penalties(curvature, target, fit.penalty, fit.group)
+    return replace(fit, curvature=curvature, penalty=penalty, base=chosen, pace=pace).towards(aim)
+
+
+def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
+    """The fit with other variances (terms,) of the random intercepts.
+
+    A random intercept takes information away from its term's mean input: the less it may vary, the less it
+    takes. With the same mean input in all centers this is a change of rank one, and exact for the constant.
+    Nothing is taken off, because an approximate curvature could lose a direction: steps are shorter then.
+    """
+    precision = fit.certainty / (1.0 - fit.certainty) / fit.intercept_variance  # mean information of a center
+    certainty = precision * variance / (1.0 + precision * variance)
+    change = fit.centers * np.maximum(certainty / variance - fit.certainty / fit.intercept_variance, 0.0)
+    curvature = fit.curvature + (fit.middle.T * change) @ fit.middle
+    return replace(
+        fit,
+        curvature=assemble_curvature(curvature),
+        intercept_variance=variance,
+        certainty=certainty,
+        base=None,
+    )
+
+
+def shrunken_correlation(matrix: Floats, rows: float) -> Floats:
+    """(q, q) correlations of a curvature that ``rows`` rows gave.
+
+    Correlations shrink towards zero by the share of their squares that sampling explains.
+    """
+    size = np.sqrt(np.maximum(np.diag(matrix), 1e-9))
+    off = matrix / np.outer(size, size)
+    np.fill_diagonal(off, 0.0)
+    noise = float(((1.0 - off**2) ** 2).sum()) / max(rows, 1.0)
+    keep = 1.0 - min(0.7, noise / max(float((off**2).sum()), 1e-9))
+    return keep * off + np.eye(len(off))
+
+
+#: The widest gap between two positions that one byte can say.
+WIDEST_GAP = 255
+
+#: The least eigenvalue of a compressed correlation matrix: too small a curvature makes steps too long.
+LEAST_EIGENVALUE = 0.15
+
+
+def compress(correlation: Floats, rank: int, entries: int) -> tuple[Floats, Floats, Floats]:
+    """A correlation matrix in fewer numbers: factors (rank, q), and the largest entries of what they leave
+    over, as gaps (entries,) between positions in the lower triangle and values (entries,).
+
+    Smooth terms of different columns hardly correlate, so few entries carry nearly all.
+    """
+    value, vector = np.linalg.eigh(correlation)
+    factors = (vector[:, len(value) - rank :] * np.sqrt(np.maximum(value[len(value) - rank :], 0.0))).T
+    left = (correlation - factors.T @ factors)[np.tril_indices(len(correlation), -1)]
+    # Fillers keep every gap within one byte.
+    fillers = np.arange(WIDEST_GAP - 1, len(left), WIDEST_GAP)
+    ranked = np.argsort(-np.abs(left), kind="stable")
+    chosen = np.zeros(len(left), dtype=bool)
+    chosen[fillers] = True
+    chosen[ranked[~chosen[ranked]][: max(entries - len(fillers), 0)]] = True
+    at = np.flatnonzero(chosen)[:entries]
+    gaps = np.diff(at, prepend=-1).astype(np.float64)
+    missing = entries - len(at)
+    return factors, np.pad(gaps, (0, missing)), np.pad(left[at], (0, missing))
+
+
+def decompress(factors: Floats, gaps: Floats, values: Floats) -> Floats:
+    """The (q, q) correlation matrix that factors and entries stand for, made positive definite."""
+    q = factors.shape[1]
+    low = factors.T @ factors
+    at = np.cumsum(np.rint(gaps).astype(np.int64)) - 1
+    inside = (at >= 0) & (at < q * (q - 1) // 2) & (gaps > 0)
+    triangle = np.zeros(q * (q - 1) // 2)
+    triangle[at[inside]] = values[inside]
+    matrix = np.zeros((q, q))
+    matrix[np.tril_indices(q, -1)] = triangle
+    matrix = low + matrix + matrix.T
+    np.fill_diagonal(matrix, 1.0)
+    return assemble_curvature(matrix, LEAST_EIGENVALUE)
+
+
+def variances(sums: Mapping[str, Floats], before: Floats) -> tuple[Floats, Floats]:
+    """Variances (groups,) of the coefficients between centers and (terms,) of the intercepts, from sums over
+    centers at their posterior modes: squared deviations and effective degrees of freedom of the coefficients
+    (``squares``, ``dof``) and of the intercepts (``shift_squares``, ``shift_dof``).
+
+    The evidence is largest where squared deviations over degrees of freedom reproduce the variance. Near zero
+    that fixed point is reached slowly, so two of its steps are taken at once; before: (groups,) variances
+    that the sums were taken with. A group shrinks towards all groups by one degree of freedom.
+    """
+    squares, dof = sums["squares"], sums["dof"]
+    each = (squares + squares.sum() / max(float(dof.sum()), 1e-6)) / (dof + 1.0)
+    each = each * np.clip(each / np.maximum(before, LEAST_VARIANCE), 0.2, 5.0)
+    intercept = sums["shift_squares"] / np.maximum(sums["shift_dof"], 0.1)
+    return (
+        np.clip(each, LEAST_VARIANCE, MOST_VARIANCE),
+        np.clip(intercept, LEAST_INTERCEPT_VARIANCE, MOST_INTERCEPT_VARIANCE),
+    )

@@ -160,6 +160,11 @@ class Factored:
         squares = np.asarray((half**2).sum(axis=0))
         return 1.0 - self.precision * squares if self.scaled is None else squares
 
+    def log_determinant(self) -> float:
+        """Of the curvature plus the diagonal, over that of the diagonal alone."""
+        whole = 2.0 * float(np.log(np.diag(self.factor[0])).sum())
+        return whole - float(np.log(self.precision).sum()) if self.scaled is None else whole
+
 
 @dataclass(frozen=True, eq=False)
 class OwnRows:
