@@ -28,7 +28,6 @@ from sklearn.linear_model import LogisticRegression
 import abps
 from abps.lab.suite import make_federation, suite
 from abps.methods import abps_plus, plus_filter, plus_own
-from abps.models import hierarchical
 
 #: File, label and center column of the real federations that are one table.
 TABLES = {
@@ -65,7 +64,6 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "choice": (abps_plus, "choose_clusters", lambda state, local, means: state),
     "return": (plus_own, "cluster_gains", lambda state, local: np.zeros(len(state.models))),
     "clean-start": (abps_plus, "without_pair_effects", lambda state, local: state),
-    "pace": (hierarchical, "PACES", (1.0, 1.0, 1.0, 1.0)),
     "squares": (plus_filter, "LONGEST_SQUARES", np.inf),
 }
 

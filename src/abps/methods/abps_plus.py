@@ -418,7 +418,7 @@ def after_start(
     system = fit.curvature + np.diag(fit.penalty)
     aim = np.asarray(np.linalg.solve(system, fit.curvature @ point + score))
     # The loss was taken with other intercepts: it is no measure of later ones.
-    fit = replace(fit, base=(point, score, np.inf)).towards(aim)
+    fit = replace(fit, point=aim, base=(point, score, np.inf))
     variance = state.variance.copy()
     variance[local.constants] = working
     rows, information = float(sums["rows"][0]), float(weight.mean())
@@ -648,7 +648,7 @@ def begin_clusters(
     """Fits of the clusters that have a center here, from means (clusters, q) or from the common model."""
     penalty = np.where(local.group >= 0, FIRST_CLUSTER_PENALTY, 1e-3)
     # The curvature is known with the cluster's share of all rows, which comes with its sums.
-    begin = replace(state.fit, penalty=penalty, base=None, centers=0, pace=1.0)
+    begin = replace(state.fit, penalty=penalty, base=None, centers=0)
     points = np.zeros((clusters.count, local.q)) if means is None else means
     fits = [replace(begin, point=points[name]) for name in np.unique(clusters.number).tolist()]
     return replace(clusters, fits=tuple(fits))

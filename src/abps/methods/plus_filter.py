@@ -112,7 +112,7 @@ def _shortened(parts: dict[str, Floats], accepted: NDArray[np.bool_]) -> Floats:
 def bounded_pairs(parts: Floats) -> tuple[Floats, Floats]:
     """Sums (terms, candidates) of the scores and information (n, 2, terms, candidates) of pairs of columns;
     no member's score counts for more than :data:`LONGEST_PAIR` of its own standard errors."""
-    fine = np.isfinite(parts).all(axis=(1, 2, 3))
+    fine = np.asarray(np.isfinite(parts).all(axis=(1, 2, 3)))
     fine[fine] = (parts[fine, 1] >= 0).all(axis=(1, 2))
     score, information = parts[fine].swapaxes(0, 1)
     if len(parts) > 1:  # not the sum of all under masks

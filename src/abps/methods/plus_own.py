@@ -109,7 +109,7 @@ def cluster_gains(state: PlusState, base: LocalRows) -> Floats:
         local = base.with_pairs(each.pairs)
         means = without_own(each, local)
         found.append([own_posterior(each, local, i, mean).evidence for i, mean in enumerate(means)])
-    return np.subtract(*found)
+    return np.array(found[0]) - np.array(found[1])
 
 
 def keep_own(state: PlusState, local: LocalRows) -> PlusState:

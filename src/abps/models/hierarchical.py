@@ -339,10 +339,6 @@ def alone(x: Floats, y: Floats, family: Family, group: NDArray[np.int64], common
 #: Parts of a step at which centers report their loss, the whole step first.
 FRACTIONS = (1.0, 0.5, 0.25)
 
-#: By what steps grow or are shortened after each part of the last one, or nothing of it, was best.
-PACES = (1.5, 0.5, 0.25, 0.125)
-LEAST_PACE = 0.25
-
 #: Fixed-point iterations of the penalties for one quadratic model.
 PENALTY_SWEEPS = 12
 
@@ -359,7 +355,7 @@ class FitState:
     penalty: (q,) ridge.  group: (q,) columns that share a penalty; -1: the constants, which have none.
     middle: (terms, q) mean input of each term, weighted by information.
     intercept_variance: (terms,).  certainty: (terms,) mean share of an intercept that the rows decide.
-    centers: how many add to the sums.  pace: the share of a step that is taken.
+    centers: how many add to the sums.
     base: point, score and summed loss from which the step to ``point`` was taken; none: there was no step.
     """
 
@@ -372,16 +368,10 @@ class FitState:
     certainty: Floats
     centers: int
     base: tuple[Floats, Floats, float] | None = None
-    pace: float = 1.0
 
     def part_of_step(self, fraction: float) -> Floats:
         """(q,) the point after a part of the step from the base."""
         return self.point if self.base is None else self.base[0] + fraction * (self.point - self.base[0])
-
-    def towards(self, aim: Floats) -> FitState:
-        """The fit with the point after the next step from its base."""
-        assert self.base is not None
-        return replace(self, point=self.base[0] + self.pace * (aim - self.base[0]))
 
 
 def assemble_curvature(matrix: Floats, floor: float = 1e-4) -> Floats:
@@ -427,10 +417,9 @@ def quasi_newton_step(fit: FitState, score: Floats, losses: Floats) -> FitState:
 
     score: (q,) summed at the point.  losses: (fractions,) summed after the parts :data:`FRACTIONS` of the
     step. The next step starts where the penalised loss is smallest; there the score is interpolated between
-    both ends, which is exact for a quadratic loss. If only a part of a step was good, the curvature is too
-    small in other directions too, so the next steps are shortened; good steps grow again.
+    both ends, which is exact for a quadratic loss.
     """
-    curvature, pace, chosen = fit.curvature, fit.pace, (fit.point, score, float(losses[0]))
+    curvature, chosen = fit.curvature, (fit.point, score, float(losses[0]))
     if fit.base is not None:
         start, old, before = fit.base
         curvature = bfgs(curvature, fit.point - start, old - score)
@@ -440,10 +429,9 @@ def quasi_newton_step(fit: FitState, score: Floats, losses: Floats) -> FitState:
         held = [0.5 * float((fit.penalty * point**2).sum()) for point in points]
         k = int(np.argmin(np.add(every, held)))
         chosen = (points[k], (1.0 - fractions[k]) * old + fractions[k] * score, every[k])
-        pace = float(np.clip(pace * PACES[k], LEAST_PACE, 1.0))
     target = curvature @ chosen[0] + chosen[1]
     penalty, aim = evidence_penalties(curvature, target, fit.penalty, fit.group)
-    return replace(fit, curvature=curvature, penalty=penalty, base=chosen, pace=pace).towards(aim)
+    return replace(fit, point=aim, curvature=curvature, penalty=penalty, base=chosen)
 
 
 def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
@@ -483,7 +471,7 @@ def shrunken_correlation(matrix: Floats, rows: float) -> Floats:
 WIDEST_GAP = 255
 
 #: The least eigenvalue of a compressed correlation matrix: too small a curvature makes steps too long.
-LEAST_EIGENVALUE = 0.15
+LEAST_EIGENVALUE = 0.05
 
 
 def compress(correlation: Floats, rank: int, entries: int) -> tuple[Floats, Floats, Floats]:

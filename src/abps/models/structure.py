@@ -186,7 +186,7 @@ class HalfScores:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class ClusterMixture:
     """k clusters: centre (k, r), variance within (r,) and share (k,)."""
 
     centre: Floats
@@ -204,7 +204,7 @@ class Mixture:
         return np.exp(joint - whole[:, None]), float(whole.sum())
 
 
-def find_clusters(place: Floats, doubt: Floats) -> Mixture:
+def find_clusters(place: Floats, doubt: Floats) -> ClusterMixture:
     """A mixture of normal distributions of places (n, r), each with a known variance (n, r) beside the common
     one within clusters; the number of clusters by the Bayesian information criterion."""
     n, r = place.shape
@@ -217,10 +217,13 @@ def find_clusters(place: Floats, doubt: Floats) -> Mixture:
     return best
 
 
-def _mixture(place: Floats, doubt: Floats, k: int) -> tuple[Mixture, float]:
+def _mixture(place: Floats, doubt: Floats, k: int) -> tuple[ClusterMixture, float]:
     """A mixture started from far apart places, and its log-likelihood."""
     within = np.full(place.shape[1], 0.05 * float(place.var(axis=0).mean()) + 1e-9)
-    mixture, likelihood = Mixture(_far_apart(place, 1.0 / doubt, k), within, np.full(k, 1.0 / k)), -np.inf
+    mixture, likelihood = (
+        ClusterMixture(_far_apart(place, 1.0 / doubt, k), within, np.full(k, 1.0 / k)),
+        -np.inf,
+    )
     for _ in range(MIXTURE_STEPS):
         member, now = mixture.members(place, doubt)
         if now < likelihood + 1e-6:
@@ -232,7 +235,7 @@ def _mixture(place: Floats, doubt: Floats, k: int) -> tuple[Mixture, float]:
         squares = (member[:, :, None] * (place[:, None] - centre[None]) ** 2).sum(axis=1)
         trust = 1.0 / variance**2
         within = np.maximum((trust * (squares - doubt)).sum(axis=0) / trust.sum(axis=0), 1e-6)
-        mixture = Mixture(centre, within, np.maximum(member.mean(axis=0), 1e-6))
+        mixture = ClusterMixture(centre, within, np.maximum(member.mean(axis=0), 1e-6))
     return mixture, likelihood
 
 
