@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from abps.evaluate.calibration import Interval
 from abps.evaluate.performance import Area, Subgroup
 from abps.evaluate.verdicts import HospitalVerdict
-from abps.fitted.curves import GRAY, ORANGE, ChartLine, chart, effects
+from abps.fitted.curves import GRAY, ORANGE, ChartLine, chart, effects, template
 from abps.fitted.evaluation import ModelEvaluation
 from abps.fitted.fit import ALONE, FitResult
 from abps.fitted.model import FittedModel
@@ -427,12 +426,6 @@ def _md(text: str) -> str:
     return plain
 
 
-@functools.cache
-def _template() -> jinja2.Template:
-    text = (Path(__file__).parent / "card.html").read_text(encoding="utf-8")
-    return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
-
-
 def page(title: str, sections: Sequence[CardSection]) -> str:
     """The card as one HTML page that needs nothing else."""
-    return _template().render(title=title, sections=sections)
+    return template("card.html").render(title=title, sections=sections)

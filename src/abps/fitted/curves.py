@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import html
-import math
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import jinja2
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from abps.data.scales import FARTHEST, Scale
@@ -80,7 +82,6 @@ def _values(model: FittedModel, source: str, scale: Scale) -> Floats:
 
 
 BLUE, GRAY, ORANGE = "#0072b2", "#808080", "#d55e00"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 300, 56, 12, 14, 44
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,21 +97,6 @@ class ChartLine:
     color: str = BLUE
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers between two bounds, at most so many.
-
-    >>> ticks(0.0, 1.0), ticks(12, 48)
-    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [20.0, 30.0, 40.0])
-    """
-    if not high > low:
-        return [low]
-    rough = (high - low) / most
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough)
-    first = math.ceil(low / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
 def chart(
     lines: Sequence[ChartLine], x_name: str, y_name: str, title: str, marks: Sequence[float] = ()
 ) -> str:
@@ -118,61 +104,44 @@ def chart(
 
     marks: places on the x axis to mark, such as knots.  title: what a screen reader says.
     """
-    every = np.concatenate([v for line in lines for v in (line.y, line.low, line.high) if v is not None])
-    across = np.concatenate([line.x for line in lines])
-    x0, x1 = _span(across)
-    y0, y1 = _span(every)
+    x0, x1 = _span([line.x for line in lines])
+    y0, y1 = _span([v for line in lines for v in (line.y, line.low, line.high) if v is not None])
 
     def px(x: float) -> float:
-        return round(LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT), 2)
+        return round(56 + (x - x0) / (x1 - x0) * 352, 2)
 
     def py(y: float) -> float:
-        return round(HEIGHT - BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - TOP - BOTTOM), 2)
+        return round(256 - (y - y0) / (y1 - y0) * 242, 2)
 
-    def path(x: Floats, y: Floats) -> str:
-        return " ".join(f"{px(a)},{py(b)}" for a, b in zip(x.tolist(), y.tolist()))
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'font-family="sans-serif" font-size="11" fill="currentColor"><title>{html.escape(title)}</title>'
-    ]
-    for value in ticks(x0, x1):
-        parts.append(
-            f'<line x1="{px(value)}" x2="{px(value)}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" '
-            f'stroke="currentColor" stroke-opacity=".12"/><text x="{px(value)}" y="{HEIGHT - BOTTOM + 14}" '
-            f'text-anchor="middle">{value:g}</text>'
-        )
-    for value in ticks(y0, y1):
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(value)}" y2="{py(value)}" stroke="currentColor" '
-            f'stroke-opacity=".12"/><text x="{LEFT - 6}" y="{py(value) + 4}" text-anchor="end">'
-            f"{value:g}</text>"
-        )
-    for value in marks:
-        if x0 <= value <= x1:
-            parts.append(
-                f'<line x1="{px(value)}" x2="{px(value)}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM - 6}" '
-                'stroke="currentColor"/>'
-            )
-    for line in lines:
-        if line.low is not None and line.high is not None:
-            band = path(line.x, line.low) + " " + path(line.x[::-1], line.high[::-1])
-            parts.append(f'<polygon points="{band}" fill="{line.color}" fill-opacity=".18"/>')
-        dash = ' stroke-dasharray="4 3"' if line.dashed else ""
-        parts.append(
-            f'<polyline points="{path(line.x, line.y)}" fill="none" stroke="{line.color}" stroke-width="2"'
-            f"{dash}><title>{html.escape(line.name)}</title></polyline>"
-        )
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_name)}</text>')
-    parts.append(
-        f'<text transform="translate(13 {(HEIGHT - BOTTOM + TOP) / 2}) rotate(-90)" text-anchor="middle">'
-        f"{html.escape(y_name)}</text></svg>"
+    return template("chart.svg").render(
+        lines=lines,
+        title=title,
+        x_name=x_name,
+        y_name=y_name,
+        x_ticks=_ticks(x0, x1),
+        y_ticks=_ticks(y0, y1),
+        marks=[value for value in marks if x0 <= value <= x1],
+        px=px,
+        py=py,
+        path=lambda x, y: " ".join(f"{px(a)},{py(b)}" for a, b in zip(x.tolist(), y.tolist())),
     )
-    return "".join(parts)
 
 
-def _span(values: Floats) -> tuple[float, float]:
-    finite = values[np.isfinite(values)]
+@functools.cache
+def template(name: str) -> jinja2.Template:
+    """A template of this package; everything is escaped."""
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+    return jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two bounds."""
+    found = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [round(float(value), 12) for value in found if low <= value <= high]
+
+
+def _span(values: Sequence[Floats]) -> tuple[float, float]:
+    every = np.concatenate(values)
+    finite = every[np.isfinite(every)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
