@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -240,9 +241,6 @@ def thirds(values: Floats) -> list[str | None]:
 
 def frequent(levels: Sequence[str | None], most: int = MOST_LEVELS) -> list[str | None]:
     """(rows,) the levels of a category, the rarer ones together as "other"."""
-    count: dict[str, int] = {}
-    for level in levels:
-        if level is not None:
-            count[level] = count.get(level, 0) + 1
+    count = Counter(level for level in levels if level is not None)
     kept = set(sorted(count, key=lambda level: (-count[level], level))[: most - (len(count) > most)])
     return [level if level is None or level in kept else "other" for level in levels]
