@@ -11,7 +11,7 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
-from abps.sites.flare.job_process import FILLS, Intake
+from abps.sites.flare.process import FILLS, Intake
 
 MB = 1 << 20
 
@@ -70,7 +70,7 @@ def test_refusals_do_not_fill_the_log(caplog):
 def test_the_engine_takes_no_longer_frames():
     from nvflare.fuel.f3.drivers import grpc_driver, net_utils
 
-    from abps.sites.flare.job_process import limit_frames
+    from abps.sites.flare.process import limit_frames
 
     before = net_utils.MAX_FRAME_SIZE
     try:

@@ -14,17 +14,17 @@ pytest.importorskip("nvflare")
 #: The process of a job, whose engine never ends by itself.
 JOB = """
 import runpy, sys, time
-from abps.sites.flare import job_process
+from abps.sites.flare import process
 runpy.run_module = lambda *words, **more: time.sleep(600)
-sys.argv[1:] = [job_process.SITE]
-job_process.main()
+sys.argv[1:] = [process.SITE_JOB]
+process.main()
 """
 
 #: Starts the process of a job and dies without a word.
 KILLED = """
 import os, subprocess, sys
-from abps.sites.flare import job_process
-os.environ[job_process.PARTICIPANT] = str(os.getpid())
+from abps.sites.flare import process
+os.environ[process.PARTICIPANT] = str(os.getpid())
 print(subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True).pid, flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -47,14 +47,14 @@ def test_the_process_of_a_job_ends_when_its_participant_was_killed():
             raise
 
 
-@pytest.mark.parametrize("engine", ["SITE", "RELAY"])
+@pytest.mark.parametrize("engine", ["SITE_JOB", "RELAY_JOB"])
 def test_jobs_run_through_our_module(engine):
-    from abps.sites.flare import job_process
+    from abps.sites.flare import process
 
-    module = getattr(job_process, engine)
-    words = job_process.command(f"python3 -u -m {module} -m /kit -n job").split()
-    assert words[3:5] == ["abps.sites.flare.job_process", module]
+    module = getattr(process, engine)
+    words = process.job_command(f"python3 -u -m {module} -m /kit -n job").split()
+    assert words[3:5] == ["abps.sites.flare.process", module]
     ended = subprocess.run(
-        [sys.executable, "-m", "abps.sites.flare.job_process", "os"], capture_output=True, text=True
+        [sys.executable, "-m", "abps.sites.flare.process", "os"], capture_output=True, text=True
     )
-    assert ended.returncode == 1 and "os runs no job" in ended.stderr
+    assert ended.returncode == 1 and "os is no process" in ended.stderr

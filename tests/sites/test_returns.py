@@ -237,12 +237,12 @@ def test_a_job_begins_without_sites_that_stand_still(monkeypatch, answer, begins
     controller = pytest.importorskip("nvflare.collab.runtime.controller")
     from types import SimpleNamespace
 
-    from abps.sites.flare import job_process
+    from abps.sites.flare import process
 
     monkeypatch.setattr(  # given back after the test
         controller.CollabController, "broadcast_and_wait", controller.CollabController.broadcast_and_wait
     )
-    job_process.begin_without()
+    process.begin_without()
     made = object.__new__(controller.CollabController)
     names = ("a", "b", "c", "still")
     made.client_info, made.client_setup_status = dict.fromkeys(names), dict.fromkeys(names, False)
@@ -258,7 +258,7 @@ def test_a_job_begins_without_sites_that_stand_still(monkeypatch, answer, begins
 
     made.communicator = SimpleNamespace(broadcast_and_wait=broadcast_and_wait)
     made.broadcast_and_wait(SimpleNamespace(name="sync"), None, min_responses=4)
-    assert asked == [("sync", names, 3, job_process.START_GRACE)]
+    assert asked == [("sync", names, 3, process.START_GRACE)]
     if not begins:
         assert made.client_info["c"] is None and made.client_info["still"] is None
         return
@@ -276,13 +276,13 @@ def test_a_site_whose_process_fails_does_not_end_the_job_for_all(monkeypatch, ca
     from nvflare.private.defs import JobFailureMsgKey
     from nvflare.private.fed.server.fed_server import FederatedServer
 
-    from abps.sites.flare import participant
+    from abps.sites.flare import process
 
     judged = []
     monkeypatch.setattr(
         FederatedServer, "process_job_failure", lambda self, request: judged.append(request.payload)
     )
-    participant.go_on()
+    process.go_on()
     server = SimpleNamespace(client_manager=SimpleNamespace(clients={"token": SimpleNamespace(name="b")}))
     sent = {JobFailureMsgKey.JOB_ID: "job", JobFailureMsgKey.CODE: code}
     request = SimpleNamespace(payload=sent, get_header=lambda key: "token")

@@ -32,7 +32,7 @@ from abps.sites.coordinator.masked import measure
 from abps.sites.coordinator.scheduler import Scheduler, StudyFinished
 from abps.sites.coordinator.steps import MembersMissing
 from abps.sites.flare import opening
-from abps.sites.flare.job_process import Intake
+from abps.sites.flare.process import Intake
 from abps.sites.node.measuring import MEASURE, with_scales
 from abps.sites.node.status import StatusFile
 from abps.sites.node.transport import UnreachableError

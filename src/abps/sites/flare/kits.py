@@ -30,7 +30,7 @@ from abps.core.errors import RequestError
 from abps.sites.consent.keys import OPERATOR_ROLE
 from abps.sites.consent.kit import Kit, Role, participant_kit
 from abps.sites.consent.preflight import proxy_of
-from abps.sites.flare import job_process
+from abps.sites.flare import process
 
 #: What a site must allow for our jobs, and nothing more.
 ALLOW = (
@@ -60,16 +60,6 @@ LOG_BYTES, LOG_FILES = 5 * 2**20, 5
 
 #: Parts of the engine that write a line or two for every message.
 _CHATTY = ("nvflare.collab", "nvflare.fuel.f3.cellnet", "nvflare.private.aux_runner")
-
-#: The engine's classes that start the process of a job, and ours.
-LAUNCHERS = {
-    "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
-        "abps.sites.flare.job_process.SiteLauncher"
-    ),
-    "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
-        "abps.sites.flare.job_process.RelayLauncher"
-    ),
-}
 
 _SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 _HOST_NAME = re.compile(r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+$")
@@ -264,8 +254,6 @@ def _write_rules(kit: Path, role: Role) -> None:
     default["class_list_enforcement_mode"] = "enforce"
     default["allow_log_streaming"] = False  # a site's log stays at the site
     default["components"] = [c for c in default.get("components", []) if c["id"] != "site_log_streamer"]
-    for component in default["components"]:
-        component["path"] = LAUNCHERS.get(component.get("path"), component.get("path"))
     files.write_json(local / "resources.json", default)
     rights = _RIGHTS_AT_SITES if role is Role.SITE else _RIGHTS
     rules = {"project_admin": rights, "org_admin": "none", "lead": "none", "member": "none"}
@@ -294,15 +282,15 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     proxy = proxy_of(given)
     if proxy is not None:
         environment["grpc_proxy"] = proxy.geturl()
-    environment.setdefault(job_process.VARIABLE, str(job_process.MOST))
+    environment.setdefault(process.VARIABLE, str(process.MOST))
     _update_resources(given)
-    config, names = "fed_client.json", [f"uid={given.name}"]
+    engine, config, names = process.SITE, "fed_client.json", [f"uid={given.name}"]
     if given.role is Role.RELAY:
         environment.setdefault("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT", OUTCOME_WAIT)
-        config, names = "fed_server.json", []
-    start = [sys.executable, "-u", "-m", "abps.sites.flare.participant", "-m", str(given.folder)]
-    names += [f"org={ORGANISATION}", "config_folder=config"]
-    return [*start, "-s", config, "--set", "secure_train=true", *names], environment
+        engine, config, names = process.RELAY, "fed_server.json", []
+    start = [sys.executable, "-u", "-m", process.MODULE, engine, "-m", str(given.folder), "-s", config]
+    settings = ["secure_train=true", *names, f"org={ORGANISATION}", "config_folder=config"]
+    return [*start, "--set", *settings], environment
 
 
 def _update_resources(kit: Kit) -> None:

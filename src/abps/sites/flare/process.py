@@ -1,8 +1,11 @@
-"""The process of one job, at a site or at the relay: the engine's own, with our limits on what it takes in.
+"""The processes of a participant: the engine's own, with what survival of faults and our promises need.
 
-It ends with the participant's process that started it: nobody would read what it sends, and the next process
-needs the site's store. The engine asks for that, too, but has loops that never check. A job begins without
-sites that do not answer, once more than half are there.
+One runs from a kit until it is stopped, and starts another one for every job. That one ends with it: nobody
+would read what it sends, and the next process needs the site's store. (The engine asks for that, too, but has
+loops that never check.) All take in no more than a limit. A job begins without sites that do not answer, once
+more than half are there, and goes on without a site whose process fails. The engine asks for a certificate of
+the authority and knows no revocation; the relay looks up whoever registers, or sends a heartbeat, in its own
+list, which may change while it runs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
@@ -22,12 +26,16 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
+from abps.sites.consent.kit import Membership
 from abps.sites.coordinator.steps import enough
 
 log = logging.getLogger("abps")
 
-SITE = "nvflare.private.fed.app.client.worker_process"
-RELAY = "nvflare.private.fed.app.server.runner_process"
+#: The engine's modules for the participants, and for the processes of their jobs.
+SITE = "nvflare.private.fed.app.client.client_train"
+RELAY = "nvflare.private.fed.app.server.server_train"
+SITE_JOB = "nvflare.private.fed.app.client.worker_process"
+RELAY_JOB = "nvflare.private.fed.app.server.runner_process"
 
 #: The variable in which a participant passes its process id to what it starts.
 PARTICIPANT = "ABPS_PARTICIPANT"
@@ -39,43 +47,46 @@ ORPHAN_SECONDS = 5.0
 START_GRACE = 60
 
 #: This module, also where it is the main one.
-MODULE = "abps.sites.flare.job_process"
-
-
-def command(engine: str) -> str:
-    """The engine's command for a job, run through this module."""
-    for module in (SITE, RELAY):
-        engine = engine.replace(f"-m {module}", f"-m {MODULE} {module}", 1)
-    return engine
-
-
-class SiteLauncher(ClientProcessJobLauncher):
-    """Starts the process of a job at a site; kits name it."""
-
-    def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
-        return command(super().get_command(job_meta, fl_ctx))
-
-
-class RelayLauncher(ServerProcessJobLauncher):
-    """Starts the process of a job at the relay; kits name it."""
-
-    def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
-        return command(super().get_command(job_meta, fl_ctx))
+MODULE = "abps.sites.flare.process"
 
 
 def main() -> None:
-    """Prepare the engine in this process, and run its module."""
+    """Prepare the engine in this process, and run its module, the first word."""
     engine = sys.argv.pop(1)
-    if engine not in (SITE, RELAY):
-        sys.exit(f"{engine} runs no job")
-    parent = int(os.environ.get(PARTICIPANT, os.getppid()))
-    threading.Thread(target=_end_with, args=(parent,), name="abps-parent", daemon=True).start()
     limit_frames()
-    without_torch()
-    if engine == RELAY:
-        begin_without()
+    if engine in (SITE, RELAY):
+        os.environ[PARTICIPANT] = str(os.getpid())  # what is started here ends with this process
+        launch_here()
+        if engine == RELAY:
+            guard(Membership(Path(sys.argv[sys.argv.index("-m") + 1])))
+            go_on()
+    elif engine in (SITE_JOB, RELAY_JOB):
+        parent = int(os.environ.get(PARTICIPANT, os.getppid()))
+        threading.Thread(target=_end_with, args=(parent,), name="abps-parent", daemon=True).start()
+        without_torch()
+        if engine == RELAY_JOB:
+            begin_without()
+    else:
+        sys.exit(f"{engine} is no process of a participant")
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
+
+
+def launch_here() -> None:
+    """Let the engine in this process start jobs through this module."""
+    for launcher in (ClientProcessJobLauncher, ServerProcessJobLauncher):
+
+        def get_command(self: Any, job_meta: Any, fl_ctx: Any, plain: Any = launcher.get_command) -> str:
+            return job_command(plain(self, job_meta, fl_ctx))
+
+        launcher.get_command = get_command
+
+
+def job_command(engine: str) -> str:
+    """The engine's command for a job, run through this module."""
+    for module in (SITE_JOB, RELAY_JOB):
+        engine = engine.replace(f"-m {module}", f"-m {MODULE} {module}", 1)
+    return engine
 
 
 def without_torch() -> None:
@@ -120,6 +131,70 @@ def begin_without() -> None:
         return done
 
     CollabController.broadcast_and_wait = broadcast_and_wait
+
+
+def guard(known: Membership) -> None:
+    """Let the engine refuse members whose certificate is on the list."""
+    from nvflare.apis.fl_constant import FLContextKey
+    from nvflare.private.fed.server.client_manager import ClientManager
+    from nvflare.private.fed.utils import identity_utils
+
+    verifies = identity_utils.IdentityVerifier.verify_common_name
+    lives = ClientManager.heartbeat
+    serials: dict[str, int] = {}  # of the certificates of who has registered
+
+    def refused(name: str) -> str | None:
+        if known.now.has(serials.get(name, 0)) or name in known.now.expelled:
+            return f"the certificate of {name} was revoked by this network's authority; ask the operator"
+        return None
+
+    def verify_common_name(
+        self: Any, asserted_cn: str, nonce: str, asserter_cert: Any, *more: Any, **named: Any
+    ) -> bool:
+        done = verifies(self, asserted_cn, nonce, asserter_cert, *more, **named)
+        serials[asserted_cn] = asserter_cert.serial_number
+        why = refused(asserted_cn)
+        if why:
+            log.warning("%s may not register: %s", asserted_cn, why)
+            raise identity_utils.InvalidAsserterCert(why)
+        return bool(done)
+
+    def heartbeat(self: Any, token: str, client_name: str, client_fqcn: str, fl_ctx: Any) -> bool:
+        why = refused(client_name)
+        if why is None:
+            return bool(lives(self, token, client_name, client_fqcn, fl_ctx))
+        with self.lock:
+            self.clients.pop(token, None)
+            gone = self.name_to_clients.pop(client_name, None)
+        if gone is not None:
+            log.warning("%s is not connected any more: %s", client_name, why)
+        fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, why, sticky=False)
+        return False
+
+    identity_utils.IdentityVerifier.verify_common_name = verify_common_name
+    ClientManager.heartbeat = heartbeat
+
+
+def go_on() -> None:
+    """Let a job go on without a site whose process has failed; the engine would end it for all."""
+    from nvflare.apis.job_launcher_spec import JobReturnCode
+    from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    judge = FederatedServer.process_job_failure
+
+    def process_job_failure(self: Any, request: Any) -> Any:
+        payload = request.payload if isinstance(request.payload, dict) else {}
+        code = payload.get(JobFailureMsgKey.CODE)
+        if payload and code != JobReturnCode.SUCCESS:
+            client = self.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
+            name = "an unknown site" if client is None else client.name
+            log.warning("the job goes on without %s, whose process has failed (%s)", name, code)
+            # The engine checks who reports it, and records that this site is done; the others go on.
+            request.payload = {**payload, JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
+        return judge(self, request)
+
+    FederatedServer.process_job_failure = process_job_failure
 
 
 def _end_with(parent: int) -> None:
