@@ -408,7 +408,6 @@ def test_a_withdrawal_cannot_be_cut_off_the_journal(four, network, home, capsys,
 @pytest.mark.parametrize("change", [{"rounds": 6}, {"members": ("site-1", "site-2", "site-3")}])
 def test_an_expelled_operator_gets_nothing(four, tmp_path, change):
     kits = pytest.importorskip("abps.sites.flare.kits")
-    authority = pytest.importorskip("abps.sites.flare.authority")
     made = kits.provision(tmp_path / "kits", four.names, "localhost", 18996)
     kit = made.sites[four.names[0]]
     own = site_file(four, four.names[0], kit / "local", OPEN)
@@ -416,7 +415,7 @@ def test_an_expelled_operator_gets_nothing(four, tmp_path, change):
     study = signed_study(four, made)
     assert opening(kit, study) == "done"
     stored = len(list((Path(own.store) / "proposals").glob("*.json")))
-    authority.Authority(tmp_path / "kits").revoke(made.operator.name)
+    kits.Authority(tmp_path / "kits").revoke(made.operator.name)
     assert opening(kit, study) == opening(kit, signed_study(four, made, **change)) == "proposal"
     assert len(list((Path(own.store) / "proposals").glob("*.json"))) == stored
 

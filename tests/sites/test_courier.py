@@ -28,7 +28,7 @@ from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.courier import sealed, study
 from abps.sites.courier.sealed import CourierFile, CourierStep, Letter
 from abps.sites.courier.study import Courier, bring
-from abps.sites.flare.authority import Authority
+from abps.sites.flare.kits import Authority
 from abps.sites.node import measuring
 from abps.sites.node.site import Site
 from abps.sites.protocol.commands import Timeouts

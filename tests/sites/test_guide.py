@@ -23,7 +23,7 @@ import pytest
 from abps.cli.main import main
 from abps.sites.consent import sitefile
 from abps.sites.consent.keys import read_request
-from abps.sites.flare import authority, kits
+from abps.sites.flare import kits
 from abps.sites.flare.rehearsal import free_port, own_home
 from abps.sites.flare.submit import connected
 
@@ -294,9 +294,9 @@ def test_a_new_key_an_expelled_member_and_an_ended_certificate(network, capsys, 
     n.start("east")
     seen(n, "relay", "east may not register")
     n.stop("east")
-    monkeypatch.setattr(authority, "DAYS", -0.001)  # a minute and a half ago
+    monkeypatch.setattr(kits, "DAYS", -0.001)  # a minute and a half ago
     n.quick(capsys, "request", n.kits / "late", "--out", csr)
-    certificate, _ = authority.Authority(n.kits).certify(read_request(csr))
+    certificate, _ = kits.Authority(n.kits).certify(read_request(csr))
     shutil.copy(certificate, n.kits / "late" / "startup" / "client.crt")
     assert "certificate of late ended on" in n.call("start", n.kits / "late", code=2)
 

@@ -21,7 +21,7 @@ from abps.sites.consent.keys import FORMER
 from abps.sites.consent.kit import Membership, RevocationList, read_kit
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import app, kits
-from abps.sites.flare.authority import Authority
+from abps.sites.flare.kits import Authority
 from abps.sites.protocol.commands import Command, DeclineCode, Failure, Timeouts
 
 from .loopback import LoopbackNetwork

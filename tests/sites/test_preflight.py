@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from abps.cli.main import main
 from abps.sites.consent import preflight
 from abps.sites.flare import kits
-from abps.sites.flare.authority import Authority
+from abps.sites.flare.kits import Authority
 from abps.sites.flare.rehearsal import free_port
 from abps.sites.node import status
 from abps.sites.node.status import NOW, StatusFile, read_status

@@ -180,7 +180,7 @@ def certify(
     """
     need_engine()
     from abps.sites.consent.keys import read_request
-    from abps.sites.flare.authority import Authority
+    from abps.sites.flare.kits import Authority
 
     authority, asked = Authority(kits), read_request(request)
     path, until = authority.certify(asked, fingerprint)
@@ -202,7 +202,7 @@ def revoke(
     Example: abps site revoke south --kits kits
     """
     need_engine()
-    from abps.sites.flare.authority import Authority
+    from abps.sites.flare.kits import Authority
 
     authority = Authority(kits)
     authority.revoke(member)

@@ -400,7 +400,7 @@ def accept_study(kit: Path, own: sitefile.SiteFile, data: Mapping[str, Any]) -> 
 def propose_study(operator: Path, kits: Path, agreement: Agreement, members: Sequence[str], out: Path) -> str:
     """Write a study as a file for all members (the signed proposal, and the members' certificates); returns
     the proposal's digest.  members: none: all sites of the network."""
-    from abps.sites.flare.authority import Authority  # the operator's alone
+    from abps.sites.flare.kits import Authority  # the operator's alone
 
     check_method(agreement)
     authority = Authority(kits)

@@ -1,4 +1,5 @@
-"""From "four hospitals" to a network: certificates, startup kits, and the processes that run from them.
+"""From "four hospitals" to a network: certificates, startup kits, and the processes that run from them; and
+what only the authority can do: certify a member's new key, and expel a member, in a network that goes on.
 
 A kit is a folder for one participant: its certificate and key, the relay's address, and a ``local`` folder
 that is the participant's own. What a site allows is written there: only the two classes of ours that a job
@@ -8,6 +9,7 @@ names, no code that comes with a job, no shell for the operator.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import json
 import os
@@ -19,16 +21,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from nvflare.lighter.impl.cert import CertBuilder
 from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.utils import Identity, generate_cert, serialize_cert
 
 from abps import files
-from abps.core.errors import RequestError
-from abps.sites.consent.keys import OPERATOR_ROLE
-from abps.sites.consent.kit import Kit, Role, participant_kit
+from abps.core.errors import RequestError, nearest
+from abps.sites.consent import kit as membership
+from abps.sites.consent.keys import OPERATOR_ROLE, CertificateRequest
+from abps.sites.consent.kit import Kit, RevocationList, Role, participant_kit, read_kit
 from abps.sites.consent.preflight import proxy_of
 from abps.sites.flare import process
 
@@ -48,6 +54,9 @@ ORGANISATION = "federation"
 
 #: Days that a new authority lives; certificates of members live shorter, and are rotated.
 ROOT_DAYS = 3650
+
+#: Days that a member's new certificate is good for, if the authority lives as long.
+DAYS = 360
 
 #: Where the authority keeps its key and the members' certificates.
 STATE = Path("abps", "state", "cert.json")
@@ -137,8 +146,6 @@ def provision(
 
     host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
     """
-    from abps.sites.flare.authority import Authority
-
     _check(sites, host, port, operator)
     authority = files.folder(out / "authority")
     authority.chmod(0o700)  # the authority's key lies here
@@ -228,6 +235,119 @@ def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
         raise RequestError(f"port={port}: choose 1 to 65535")
     if not _EMAIL.match(operator):
         raise RequestError(f"operator={operator!r}: the engine knows operators by e-mail address; give one")
+
+
+class Authority:
+    """The authority of the network whose kits are in ``out``."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = Path(out)
+        self.folder = self.out / "authority"
+        self.list = self.folder / membership.REVOKED
+        self._path = self.folder / STATE
+        if not self._path.is_file():
+            raise RequestError(f"{out} has no authority; name the folder that `abps site provision` made")
+        self._state: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        self._root_pem = str(self._state["root_cert"]).encode()
+        self._root = x509.load_pem_x509_certificate(self._root_pem)
+        self._key: Any = load_pem_private_key(str(self._state["root_pri_key"]).encode(), None)
+
+    def revoked(self) -> RevocationList:
+        """The list in force."""
+        if not self.list.is_file():
+            return RevocationList()
+        return membership.from_text(self.list.read_text(encoding="utf-8"), self._root_pem)
+
+    def revoke(self, member: str) -> None:
+        """Expel a member: its certificate is not to be trusted any more, and nobody is to talk to it."""
+        old = self._certificate(member)
+        if self._role(member) is Role.RELAY:
+            raise RequestError(f"{member!r} is the relay; give it a new certificate instead")
+        self._publish(self.revoked().without(member, old.serial_number, expel=True))
+        del self._state[member]  # whoever gets this name again gets another key
+        self._write_state()
+
+    def certify(self, request: CertificateRequest, fingerprint: str = "") -> tuple[Path, datetime.datetime]:
+        """Give a member a certificate for a key that it has made itself, and revoke the old one: where it is,
+        and when it ends.
+
+        fingerprint: of the request, as somebody at the member read it out. It is needed unless the request is
+        signed with the member's present key: whoever can send a file could ask in its name.
+        """
+        member, old = request.member, self._certificate(request.member)
+        if fingerprint and not request.matches(fingerprint):
+            raise RequestError(
+                f"the request has the fingerprint {request.fingerprint}, not {fingerprint}; it is not of the "
+                "same key: do not certify it, and ask the member for another"
+            )
+        if not fingerprint and not request.signed_by(old.public_bytes(Encoding.PEM)):
+            raise RequestError(
+                f"the request is not signed with the present key of {member}; let somebody there read out "
+                "its fingerprint over a channel you trust, and name it with --fingerprint"
+            )
+        now, end = datetime.datetime.now(datetime.UTC), self._root.not_valid_after_utc
+        if end <= now:
+            raise RequestError(f"the authority itself ended on {end:%Y-%m-%d}; provision into a new folder")
+        until, role = min(end, now + datetime.timedelta(days=DAYS)), self._role(member)
+        issuer = self._root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
+        certificate = generate_cert(
+            subject=Identity(member, ORGANISATION, OPERATOR_ROLE if role is Role.OPERATOR else None),
+            issuer=Identity(issuer),
+            signing_pri_key=self._key,
+            subject_pub_key=request.public,
+            server_default_host=member if role is Role.RELAY else None,
+            not_valid_before=now - datetime.timedelta(minutes=5),  # clocks differ
+            not_valid_after=until,
+        )
+        self._state[member] = {"cert": serialize_cert(certificate).decode("ascii")}
+        self._write_state()
+        path = files.folder(self.out / "certified") / f"{member}.crt"
+        files.write_text(path, self._state[member]["cert"])
+        self._publish(self.revoked().without(member, old.serial_number, expel=False))
+        return path, until
+
+    def readmit(self, names: Sequence[str]) -> None:
+        """Take members that are provisioned anew off the list of the expelled."""
+        before = found = self.revoked()
+        for name in sorted(set(found.expelled) & set(names)):
+            found = found.without(name, None, expel=False)
+        if found != before:
+            self._publish(found)
+
+    def sites(self) -> list[str]:
+        return [name for name in self._members() if self._role(name) is Role.SITE]
+
+    def certificate(self, member: str) -> str:
+        return self._certificate(member).public_bytes(Encoding.PEM).decode("ascii")
+
+    def _members(self) -> list[str]:
+        return [name for name, value in self._state.items() if isinstance(value, dict) and "cert" in value]
+
+    def _certificate(self, member: str) -> x509.Certificate:
+        known = self._members()
+        if member not in known:
+            raise RequestError(f"no member is called {member!r}{nearest(member, known)}")
+        return x509.load_pem_x509_certificate(str(self._state[member]["cert"]).encode())
+
+    def _role(self, member: str) -> Role:
+        """Operators are known by e-mail address, the relay by the host that the kits call."""
+        if "@" in member:
+            return Role.OPERATOR
+        hosts = set()
+        for folder in self.out.iterdir():
+            with contextlib.suppress(RequestError):
+                hosts.add(read_kit(folder).host)
+        return Role.RELAY if member in hosts else Role.SITE
+
+    def _write_state(self) -> None:
+        files.write_secret(self._path, files.as_json(self._state))
+
+    def _publish(self, revoked: RevocationList) -> None:
+        """Sign the list, keep it, and put it into every kit that is on this machine."""
+        text = revoked.to_text(self._key)
+        kept = [folder / "local" for folder in sorted(self.out.iterdir()) if (folder / "local").is_dir()]
+        for folder in (self.folder, *kept):
+            files.write_text(folder / membership.REVOKED, text)
 
 
 #: Written into a kit.
