@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,29 @@ def as_json(value: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole."""
     write_text(path, as_json(value))
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """Values as TOML: those with a name and a value each are tables, and come last."""
+    tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in values.items() if name not in tables]
+    for name, table in tables.items():
+        lines += [*([""] if lines else []), f"[{_key(name)}]"]
+        lines += [f"{_key(key)} = {_value(value)}" for key, value in table.items()]
+    return "\n".join([*lines, ""])
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(each) for each in value)}]"
+    plain = value if isinstance(value, bool | int | float | str) else str(value)
+    return json.dumps(plain, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def write_with(path: Path, writer: Callable[[Path], object]) -> None:

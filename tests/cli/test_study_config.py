@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import abps
-from abps.cli import study_config
+from abps.cli import study_commands
 from abps.cli.main import main
 
 SMALL = "icu-synthetic:centers=6,stays=900"
@@ -67,12 +67,12 @@ def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, capsys, text, says):
 
 def validate(asked):
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(asked, study_config.schema())
+    jsonschema.validate(asked, study_commands.schema())
 
 
 def test_the_schema_that_is_shipped_is_that_of_the_command():
-    shipped = json.loads(Path(study_config.__file__).with_name("study.schema.json").read_text())
-    assert shipped == study_config.schema(), "write it anew: python -m abps.cli.study_config"
+    shipped = json.loads(Path(study_commands.__file__).with_name("study.schema.json").read_text())
+    assert shipped == study_commands.schema(), "write it anew: python -m abps.cli.study_commands"
     assert {"methods", "out", "data", "label", "set", "executor", "json"} <= set(shipped["properties"])
     with pytest.raises(pytest.importorskip("jsonschema").ValidationError):
         validate({"rounds": "many"})

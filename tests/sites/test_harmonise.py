@@ -11,10 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from abps import files
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, merged
-from abps.data.harmonise import added, as_toml, map_digest, map_path, read_harmonised
+from abps.data.harmonise import added, map_digest, map_path, read_harmonised
 from abps.data.scales import PROBABILITIES, Scale, Statistics
 from abps.data.screening import conversion
 from abps.sites.consent import sitefile
@@ -95,7 +96,7 @@ def test_the_dry_run_finds_names_and_units_and_its_map_gives_the_same_table(tabl
     first = tomllib.loads(proposed.read_text())
     assert first["Creatinin"] == {"name": "creatinine"} and set(first) == {"Creatinin", "temperature", "sex"}
     first["sex"]["levels"] = {"M.": "male", "W.": "female"}  # what a person corrects
-    proposed.write_text(as_toml(first))
+    proposed.write_text(files.as_toml(first))
     said = run(capsys, *ask)  # now the unit shows
     assert "'creatinine' seems to have another unit (µmol/L and mg/dL" in said
     entries = tomllib.loads(proposed.read_text())
@@ -169,7 +170,7 @@ def test_known_conversions_and_maps_that_are_added():
     known = {"T": {"name": "temperature", "factor": 2.0, "offset": 1.0}}
     both = added(known, {"temperature": {"factor": 3.0, "offset": 5.0}})
     assert both == {"T": {"name": "temperature", "factor": 6.0, "offset": 8.0}}
-    assert tomllib.loads(as_toml({'a "b"': {"name": "ä", "levels": {"x": "y"}}})) == {
+    assert tomllib.loads(files.as_toml({'a "b"': {"name": "ä", "levels": {"x": "y"}}})) == {
         'a "b"': {"name": "ä", "levels": {"x": "y"}}
     }
 

@@ -121,10 +121,10 @@ def test_a_waiting_job_is_left_in_the_queue_collected_later_and_noticed_when_can
 
     monkeypatch.setattr(slurm_module, "queue", queue_then_cancel)
     monkeypatch.setattr(slurm_module, "LATE_BY", 1.0)
-    progress = StudyProgress(study.runs(), Console(stderr=True))
-    slurm_module.collect(study, study.runs(), known, progress, deadline=5, pause=0.2)
+    progress = StudyProgress(study.read().runs, Console(stderr=True))
+    slurm_module.collect(study, study.read().runs, known, progress, deadline=5, pause=0.2)
     assert waiting[0] in rounds[0]
-    assert f"Slurm job {waiting[0]} ended without a result (CANCELLED" in study.failure(study.runs()[0])
+    assert f"Slurm job {waiting[0]} ended without a result (CANCELLED" in study.failure(study.read().runs[0])
     assert jobs() == []
 
 

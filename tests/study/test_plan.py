@@ -1,5 +1,7 @@
 """Plans: what makes two runs the same, and what is refused before anything is computed."""
 
+from dataclasses import replace
+
 import pytest
 
 from abps.core.errors import RequestError
@@ -118,9 +120,9 @@ def test_all_is_everything_once():
 def test_what_needs_groups_is_left_out_of_sets_only():
     no_groups = Source("fedprox-synthetic:centers=6")
     asked = Request((no_groups,), ("local", "group-oracle-k1"), (1,), 2)
-    plan = make_plan(asked, ["all"])
+    plan = make_plan(replace(asked, words=("all",)))
     assert [run.method for run in plan.runs] == ["local"] and "needs a column" in plan.left_out[0]
-    assert len(make_plan(asked, ["local", "group-oracle-k1"]).runs) == 2
+    assert len(make_plan(replace(asked, words=("local", "group-oracle-k1"))).runs) == 2
 
 
 def test_references_run_beside_the_methods_as_they_are():

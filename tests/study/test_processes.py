@@ -1,6 +1,5 @@
 """Worker processes: cores, failures, death, and the same results whatever the number of jobs."""
 
-import functools
 import io
 import json
 import os
@@ -18,7 +17,7 @@ from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder
 from abps.study.slurm import own_cores
-from abps.study.workers import LocalExecutor, run_local, share_cores
+from abps.study.workers import LocalExecutor, share_cores
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
 
@@ -53,23 +52,21 @@ def results(root, plan):
 def test_results_do_not_depend_on_the_number_of_jobs(tmp_path):
     plan = make_plan(Request((SMALL,), ("fedavg", "abps-pq-k1"), (1,), 2))
     for jobs in (1, 2):
-        outcome = conduct(plan, tmp_path / str(jobs), functools.partial(run_local, jobs=jobs))
+        outcome = conduct(plan, tmp_path / str(jobs), LocalExecutor(jobs))
         assert (outcome.planned, outcome.computed, outcome.failed, outcome.missing) == (2, 2, (), ())
         assert not (tmp_path / str(jobs) / "cache").exists()
     assert results(tmp_path / "1", plan) == results(tmp_path / "2", plan)
 
 
 def test_a_failing_run_is_reported_and_the_others_go_on(tmp_path, capsys):
-    plan = make_plan(
-        Request((Source("fedprox-synthetic:centers=6"),), ("group-oracle-k1", "local"), (1,), 1),
-        ["group-oracle-k1"],
-    )
-    outcome = conduct(plan, tmp_path, functools.partial(run_local, jobs=1))
+    methods = ("group-oracle-k1", "local")
+    plan = make_plan(Request((Source("fedprox-synthetic:centers=6"),), methods, (1,), 1, words=methods))
+    outcome = conduct(plan, tmp_path, LocalExecutor(1))
     assert outcome.computed == 1 and [run.method for run, _ in outcome.failed] == ["group-oracle-k1"]
     assert "failed: group-oracle-k1, seed 1" in capsys.readouterr().err
     note = json.loads((StudyFolder(tmp_path).folder(plan.runs[0]) / "failed.json").read_text())
     assert "group" in note["error"] and "Traceback" in note["details"]
-    again = conduct(plan, tmp_path, functools.partial(run_local, jobs=1))
+    again = conduct(plan, tmp_path, LocalExecutor(1))
     assert again.reused == 1 and len(again.failed) == 1
 
 
@@ -77,7 +74,7 @@ def test_workers_that_got_ready_are_used_and_others_are_ended(tmp_path):
     plan = make_plan(Request((SMALL,), ("fedavg",), (1,), 1))
     with LocalExecutor(jobs=2) as local:
         local.get_ready(2)
-        ready = list(local._ready.values())
+        ready = list(local._workers)
         outcome = conduct(plan, tmp_path, local)
         assert outcome.computed == 1
     assert len(ready) == min(2, len(os.sched_getaffinity(0)))
@@ -112,7 +109,7 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path):
     for federation in plan.federations.values():
         study.keep(federation)
     progress = Assassin(plan.runs, Console(file=io.StringIO()))
-    run_local(study, plan.runs, progress, jobs=1)
+    LocalExecutor(1)(study, plan.runs, progress)
     assert progress.done_it
     assert "signal 9" in study.failure(plan.runs[0]) and study.look(plan.runs[0]).result is None
     assert study.look(plan.runs[1]).result is not None
@@ -120,7 +117,7 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path):
 
 def test_a_damaged_run_is_named_and_computed_again(tmp_path, capsys):
     plan = make_plan(Request((SMALL,), ("local", "fedavg"), (1,), 1))
-    run = functools.partial(run_local, jobs=1)
+    run = LocalExecutor(1)
     conduct(plan, tmp_path, run)
     before = results(tmp_path, plan)
     path = StudyFolder(tmp_path).folder(plan.runs[0]) / "result.json"

@@ -141,9 +141,9 @@ def test_an_interrupted_write_leaves_nothing_that_counts(plan, stored, tmp_path,
 def test_a_study_folder_is_opened_again_by_the_same_request_and_may_grow(plan, tmp_path):
     study = StudyFolder(tmp_path / "s")
     assert study.open(plan) == [] == study.open(plan)
-    assert [run.key for run in study.runs()] == [run.key for run in plan.runs]
+    assert [run.key for run in study.read().runs] == [run.key for run in plan.runs]
     more = make_plan(Request((SMALL,), ("local", "fedavg"), (1, 2), 1))
-    assert study.open(more) == [] and len(study.runs()) == 4
+    assert study.open(more) == [] and len(study.read().runs) == 4
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_damaged_plan_is_refused_by_the_report_and_written_anew_by_the_study(p
     with pytest.raises(RequestError, match="is damaged or not a study"):
         study.read()
     assert "damaged" in study.open(plan)[0]
-    assert len(study.runs()) == 2
+    assert len(study.read().runs) == 2
 
 
 def test_a_plan_edited_by_hand_is_noticed(plan, tmp_path):
@@ -199,7 +199,7 @@ def test_a_study_of_an_older_version_is_read_with_what_it_says_more(plan, tmp_pa
     document = json.loads(study.path.read_text())
     older = [run | {"leave_out": 0} for run in document["runs"]]
     rewritten(study, runs=older, request=document["request"] | {"leave_out": 0})
-    assert [run.key for run in study.runs()] == [run.key for run in plan.runs]
+    assert [run.key for run in study.read().runs] == [run.key for run in plan.runs]
     assert study.open(plan) == []
 
 

@@ -18,7 +18,6 @@ import msgspec
 from abps import files
 from abps.app.jobs import Job, command_words
 from abps.core.errors import RequestError
-from abps.study.records import as_toml
 
 #: Files that can be read as tables.
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx", ".xls")
@@ -128,7 +127,7 @@ class AppStudy:
         """The comparison as a file that ``abps compare --config`` reads."""
         seeds = [int(seed) for seed in DEPTHS[depth].split(",")]
         how = {"methods": METHODS.split(","), "seeds": seeds}
-        return as_toml({"data": [self.choices.file], **self.choices.options(), **how})
+        return files.as_toml({"data": [self.choices.file], **self.choices.options(), **how})
 
     def fit_command(self, method: str) -> list[str]:
         """The models of all hospitals."""

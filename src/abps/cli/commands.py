@@ -46,7 +46,7 @@ COMMANDS: Final = {
 MODULES: Final = {
     name: f"{module}_commands"
     for module, names in {
-        "study": ("demo", "run", "compare", "report"),
+        "study": ("demo", "run", "compare", "report", "app"),
         "model": ("fit", "predict"),
         "statistics": ("regress", "evaluate", "table-one"),
         "lab": ("methods", "theory", "drift", "bench", "benchmark"),

@@ -157,18 +157,9 @@ class DataOptions:
         """The roles of the table's columns that were given; those that a file records complete them later."""
         from abps.data.roles import Roles
 
-        return Roles(
-            label=self.label or "",
-            center=self.center or "",
-            patient=self.patient,
-            time=self.time,
-            group=self.group,
-            drop=split(self.drop),
-            keep=split(self.keep),
-            positive=self.positive,
-            outcome=self.outcome,
-            duration=self.duration,
-        )
+        given = {name: value for name, value in vars(self).items() if name not in ("min_stays", "strict")}
+        given |= {"label": self.label or "", "center": self.center or ""}
+        return Roles(**given | {"drop": split(self.drop), "keep": split(self.keep)})
 
     def federation(self, data: str) -> Federation:
         """The federation that ``--data`` and these options describe."""

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ WIDTH = 80
 
 def finish(
     request: Request,
-    words: Sequence[str],
     out: Path,
     executor: Executor,
     as_json: bool,
@@ -41,10 +40,10 @@ def finish(
 ) -> None:
     """Conduct a study, write its report, and say what came out; failed runs end it with their exit code.
 
-    words: the methods as they were asked for.  before: called with the plan, before anything is computed.
+    before: called with the plan, before anything is computed.
     """
     try:
-        outcome = run_study(request, words, out, executor, before=before)
+        outcome = run_study(request, out, executor, before=before)
     except KeyboardInterrupt:
         terminal(stderr=True).print("stopped; the same command goes on from here")
         raise

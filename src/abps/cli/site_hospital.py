@@ -16,8 +16,8 @@ import typer
 
 from abps import files
 from abps.cli import options, site_command
-from abps.cli.app_command import need_pages
 from abps.cli.site_command import emit, need_engine, own_file, say, show, show_rows, study_store
+from abps.cli.study_commands import need_pages
 from abps.core.errors import RequestError
 from abps.data import harmonise as maps
 from abps.data.prepare import excluded_columns

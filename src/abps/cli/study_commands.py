@@ -1,21 +1,26 @@
-"""``abps demo``, ``run``, ``compare`` and ``report``: methods on a federation, and what came out."""
+"""``abps demo``, ``run``, ``compare``, ``report`` and ``app``: methods on a federation, and what came out.
+
+``abps compare --config study.toml`` takes every option of the command from a file; ``study.schema.json``
+describes the file for editors and is made from the same list: ``python -m abps.cli.study_commands``.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
+import tomllib
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 from rich.progress import TextColumn
 
 from abps.cli import options
 from abps.cli.options import read_seeds, split
-from abps.cli.study_config import read_config
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, nearest
 
 #: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
 DEMO_METHODS: Final = ("local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")
@@ -26,6 +31,9 @@ DEMO_SEEDS: Final = "11"
 #: Hospitals that differ, and hospitals that are alike.
 DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"
 ALIKE: Final = "icu-synthetic:heterogeneity=0,centers=40"
+
+#: JSON's words for the types of options; all others are text.
+JSON_TYPES: Final = {"int": "integer", "float": "number", "bool": "boolean"}
 
 
 def demo(
@@ -64,8 +72,9 @@ def demo(
             options.read_seeds(seeds),
             rounds,
             {"model": "gam"},
+            words=DEMO_METHODS,
         )
-        finish(request, DEMO_METHODS, out, local, as_json)
+        finish(request, out, local, as_json)
     if not as_json:
         options.terminal().print(
             "your own table: abps compare --data stays.csv --label died --center hospital "
@@ -138,6 +147,68 @@ def run(
         return
     options.terminal().print(run_table(result))
     options.terminal().print(f"written to {out}/result.json and {out}/decisions.parquet", soft_wrap=True)
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the options of a file for those that the command line does not give."""
+    if path is None:
+        return None
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is not TOML: {error}") from error
+    known, given = _by_flag(context.command), {}
+    for name, value in content.items():
+        option = known.get(name.replace("-", "_"))
+        if option is None:
+            raise RequestError(f"{path}: there is no option {name!r}{nearest(name, known)}")
+        given[option.name] = _as_words(path, name, value, option.multiple)
+    context.default_map = {**(context.default_map or {}), **given}
+    return path
+
+
+def _by_flag(command: Any) -> dict[str, Any]:
+    """The options of ``abps compare`` by the name of their flag, without the file itself."""
+    own = [p for p in command.params if p.name in get_type_hints(options.flatten(compare))]
+    return {p.opts[0].lstrip("-").replace("-", "_"): p for p in own if p.name != "config"}
+
+
+def _as_words(path: Path, name: str, value: Any, several: bool) -> Any:
+    """A value of TOML as the command line would have it."""
+
+    def word(inner: Any) -> str:
+        if isinstance(inner, dict):
+            raise RequestError(f"{path}: {name} is no table of its own; write {name} = VALUE")
+        return ",".join(word(each) for each in inner) if isinstance(inner, list) else str(inner)
+
+    if several and isinstance(value, dict):
+        return [f"{key}={word(inner)}" for key, inner in value.items()]
+    if several:
+        return [word(each) for each in value] if isinstance(value, list) else [word(value)]
+    return value if isinstance(value, bool) else word(value)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a study's file, from the options of ``abps compare``."""
+    from abps.cli.commands import loaded
+
+    properties, types = {}, get_type_hints(options.flatten(compare))
+    for name, option in _by_flag(loaded("compare")).items():
+        kinds = [word for kind, word in JSON_TYPES.items() if kind in str(types[option.name])]
+        one: dict[str, Any] = {"type": next(iter(kinds), "string")}
+        if option.multiple or "omma-separated" in option.help:
+            some = [{"type": "array", "items": {"type": ["string", "integer"]}}, one]
+            one = {"anyOf": [{"type": "object"}, *some] if "setting" in option.help else some}
+        properties[name] = {"description": option.help, **one}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "abps study",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 Folds = Annotated[
@@ -217,28 +288,28 @@ def compare(
     from abps.study.execute import Executor
     from abps.study.plan import Plan, Source, request_of
     from abps.study.slurm import Slurm, run_slurm
-    from abps.study.workers import run_local
+    from abps.study.workers import LocalExecutor
 
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")
     if jobs is not None and jobs < 1:
         raise RequestError(f"--jobs {jobs}: choose at least 1")
     sources = tuple(Source(each, columns.roles(), columns.min_stays) for each in data or ["icu-synthetic"])
-    words = split(methods)
     request = request_of(
-        sources, words, read_seeds(seeds), rounds=rounds, settings=options.settings(set_, model),
+        sources, split(methods), read_seeds(seeds), rounds=rounds, settings=options.settings(set_, model),
         references=references, folds=folds, attack=attack,
         tune=read_seeds(tune_seeds) if tune_seeds else tune, subgroups=split(subgroups),
     )  # fmt: skip
     job = Slurm(*(getattr(slurm, field.name) for field in fields(slurm)))
-    local: Executor = functools.partial(run_local, jobs=jobs)
-    compute = local if executor == "local" else functools.partial(run_slurm, slurm=job)
+    compute: Executor = LocalExecutor(jobs)
+    if executor == "slurm":
+        compute = functools.partial(run_slurm, slurm=job)
 
     def show_notes(plan: Plan) -> None:
         for federation in plan.federations.values():
             announce(federation.notes, columns.strict, f"{out}/study.json")
 
-    finish(request, words, out, compute, as_json, show_notes)
+    finish(request, out, compute, as_json, show_notes)
 
 
 def report(
@@ -265,3 +336,39 @@ def report(
         print(json.dumps(summary(written)))
     else:
         show(written)
+
+
+def need_pages() -> None:
+    """Say what to install where the pages' server is not."""
+    for name in ("starlette", "uvicorn", "python_multipart", "psutil"):
+        if importlib.util.find_spec(name) is None:
+            raise RequestError(f"the pages need {name}; run: pip install 'abps[app]'")
+
+
+def app(
+    out: Annotated[Path, typer.Option(help="Folder that keeps the studies with their tables.")] = Path(
+        "abps-app"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+) -> None:
+    """Check a table, compare, read the report and take the model home, in the browser.
+
+    Serves on this machine alone (127.0.0.1), to the one browser that opens the printed address. Nothing
+    leaves the machine. Every page shows the command that does the same. Studies stay in the folder OUT;
+    closing the browser or the server does not stop a running study.
+
+    Example: abps app
+    """
+    need_pages()
+    from abps.app.analyst import routes
+    from abps.app.serve import serve
+
+    out.mkdir(parents=True, exist_ok=True)
+    out.chmod(0o700)  # tables of patients: for their owner alone
+    serve("abps", routes(), port, show, home=out.resolve())
+
+
+if __name__ == "__main__":
+    place = Path(__file__).with_name("study.schema.json")
+    place.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -177,20 +177,3 @@ def added(known: Entries, more: Entries) -> dict[str, Any]:
             }
         mine |= {key: value for key, value in entry.items() if key in ("name", "levels")}
     return entries
-
-
-def as_toml(entries: Entries) -> str:
-    """The text of a map."""
-    lines: list[str] = []
-    for column, entry in entries.items():
-        lines.append(f"[{json.dumps(column, ensure_ascii=False)}]")
-        for key, value in entry.items():
-            words = {} if key != "levels" else value
-            pairs = ", ".join(
-                f"{json.dumps(k, ensure_ascii=False)} = {json.dumps(v, ensure_ascii=False)}"
-                for k, v in words.items()
-            )
-            lines.append(
-                f"{key} = {{ {pairs} }}" if words else f"{key} = {json.dumps(value, ensure_ascii=False)}"
-            )
-    return "\n".join(lines) + "\n" if lines else ""

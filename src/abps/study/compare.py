@@ -24,7 +24,6 @@ import polars as pl
 
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
-from abps.engine.crossvalidation import compute
 from abps.engine.result import Accuracy, Run
 from abps.engine.simulate import Metric
 from abps.methods.base import Method
@@ -34,7 +33,7 @@ from abps.study.export import to_mlflow, to_tensorboard
 from abps.study.plan import Plan, PlannedRun, Request, Source, StudyOptions, make_plan, request_of
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder, StudyRecord, record_of
-from abps.study.workers import Runner, note, run_local
+from abps.study.workers import LocalExecutor, Runner, note
 
 if TYPE_CHECKING:
     from abps.report.build import Report
@@ -176,42 +175,27 @@ def compare(
     if jobs is not None and out is None:
         raise RequestError(f"jobs={jobs}: other processes need a folder; name one with out")
     if out is None:
-        return replace(_in_memory(request, words, own, federations), metrics=metrics or {})
-    executor: Executor = functools.partial(run_local, jobs=jobs, own=own)
-    if jobs is None:
-        given = {each.fingerprint(): each for each in federations}
-        executor = functools.partial(run_here, own=own, federations=given)
-    run_study(request, words, Path(out), executor, own, federations, elsewhere=jobs is not None)
+        return replace(_in_memory(request, own, federations), metrics=metrics or {})
+
+    def here(study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress) -> None:
+        """Compute runs in this process, one after the other."""
+        runner = Runner(study.root, own, {each.fingerprint(): each for each in federations})
+        for run in todo:
+            runner.compute(run, functools.partial(note, progress, run))
+
+    executor: Executor = here if jobs is None else LocalExecutor(jobs, own)
+    run_study(request, Path(out), executor, own, federations, elsewhere=jobs is not None)
     return replace(load_study(out), metrics=metrics or {})
 
 
-def run_here(
-    study: StudyFolder,
-    todo: Sequence[PlannedRun],
-    progress: StudyProgress,
-    own: Mapping[str, Method],
-    federations: Mapping[str, Federation],
-) -> None:
-    """Compute runs in this process, one after the other: also of methods that only it knows."""
-    runner = Runner(study.root, own, federations)
-    for run in todo:
-        runner.compute(run, functools.partial(note, progress, run))
-
-
-def _in_memory(
-    request: Request, words: Sequence[str], own: Mapping[str, Method], federations: Sequence[Federation]
-) -> Study:
+def _in_memory(request: Request, own: Mapping[str, Method], federations: Sequence[Federation]) -> Study:
     """A study without a folder."""
 
-    def one(plan: Plan, run: PlannedRun) -> Run:
-        how = (run.seed, run.folds, None, run.method, run.attack, run.subgroups)
-        return compute(plan.federations[run.data], run.config(own), *how)
-
     def all_of(plan: Plan) -> list[tuple[PlannedRun, Run]]:
-        return [(run, one(plan, run)) for run in plan.runs]
+        return [(run, run.compute(plan.federations[run.data], run.config(own))) for run in plan.runs]
 
-    plan = make_plan(request, words, own, federations)
-    plan = tuned(plan, lambda trials: (all_of(trials), {}), words, own)
+    plan = make_plan(request, own, federations)
+    plan = tuned(plan, lambda trials: (all_of(trials), {}), own)
     return Study(record_of(plan), tuple(all_of(plan)), plan.left_out)
 
 

@@ -20,7 +20,7 @@ from abps.data.federation import Federation
 from abps.engine.result import Run
 from abps.methods.base import Method
 from abps.methods.settings import configure, names
-from abps.study.plan import NONE, Choice, Plan, PlannedRun, Request, Trial, make_plan
+from abps.study.plan import NONE, Choice, Plan, PlannedRun, Request, Trial, known_settings, make_plan
 from abps.study.progress import StudyProgress
 from abps.study.records import TUNING, StudyFolder
 
@@ -64,22 +64,13 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
                 study.forget_failure(run)
                 progress.waiting(run)
             executor(study, todo, progress)
-        failed, missing = [], []
-        for run in todo:
-            if study.look(run).result is None:
-                why = study.failure(run)
-                if why:
-                    failed.append((run, why))
-                else:
-                    missing.append(run)
+        absent = [(run, study.failure(run)) for run in todo if study.look(run).result is None]
+        failed = tuple((run, why) for run, why in absent if why)
+        missing = tuple(run for run, why in absent if not why)
         if not missing:  # what is missing may still be computed elsewhere, from this copy
             study.drop_data()
         return StudyOutcome(
-            planned=len(plan.runs),
-            reused=len(plan.runs) - len(todo),
-            computed=len(todo) - len(failed) - len(missing),
-            failed=tuple(failed),
-            missing=tuple(missing),
+            len(plan.runs), len(plan.runs) - len(todo), len(todo) - len(absent), failed, missing
         )
 
 
@@ -96,14 +87,11 @@ def survey(study: StudyFolder, runs: Sequence[PlannedRun], progress: StudyProgre
                 progress.say(f"{found.problem}; it is not used, and the run is computed again")
     for name in study.strangers(list(runs)):
         progress.say(f"{study.root / 'runs' / name} belongs to no run of this study; it is not used")
-    if todo and len(todo) < len(runs) and progress.console.is_terminal:
-        progress.say(f"{len(runs) - len(todo)} of {len(runs)} runs are there already")
     return todo
 
 
 def run_study(
     request: Request,
-    words: Sequence[str],
     out: Path,
     executor: Executor,
     own: Mapping[str, Method] = NONE,
@@ -113,10 +101,10 @@ def run_study(
 ) -> StudyOutcome:
     """Plan a request, tune its methods if it asks for that, and compute what its folder lacks.
 
-    words: the methods as they were asked for.  own, given: methods and federations that only this process
-    knows.  elsewhere: the executor's processes are not this one.  before: called with the plan.
+    own, given: methods and federations that only this process knows.
+    elsewhere: the executor's processes are not this one.  before: called with the plan.
     """
-    plan = make_plan(request, words, own, given)
+    plan = make_plan(request, own, given)
     if before is not None:
         before(plan)
 
@@ -129,7 +117,7 @@ def run_study(
         failed = {run.key: folder.failure(run) or "not computed yet" for run, result in found if not result}
         return [(run, result) for run, result in found if result is not None], failed
 
-    return conduct(tuned(plan, trials, words, own), out, executor, elsewhere)
+    return conduct(tuned(plan, trials, own), out, executor, elsewhere)
 
 
 # ---------------------------------------------------------------- tuning
@@ -160,8 +148,7 @@ def tuning_plan(plan: Plan, own: Mapping[str, Method] = NONE) -> Plan:
     runs = []
     methods = [method for method in request.methods if any(run.method == method for run in plan.runs)]
     for data, method in itertools.product(plan.federations, methods):
-        known = names(configure(own.get(method, method)))
-        fixed = {name: value for name, value in request.settings.items() if name in known}
+        fixed = known_settings(request, configure(own.get(method, method)))
         for tried in combinations(configure(own.get(method, method), fixed, request.rounds), fixed):
             label = " ".join([method, *(f"{name}={value}" for name, value in tried.items())])
             what = (label, method, fixed | tried, request.rounds)
@@ -208,14 +195,14 @@ def choices(
     return tuple(found)
 
 
-def tuned(plan: Plan, compute: Compute, words: Sequence[str] = (), own: Mapping[str, Method] = NONE) -> Plan:
+def tuned(plan: Plan, compute: Compute, own: Mapping[str, Method] = NONE) -> Plan:
     """The plan with every method as tuning chose it; the same plan where nothing is to be tuned."""
     if not plan.request.tune:
         return plan
     trials = tuning_plan(plan, own)
     done, failed = compute(trials)
     chosen = choices(plan, trials, done, failed)
-    return make_plan(plan.request, words, own, tuple(plan.federations.values()), chosen)
+    return make_plan(plan.request, own, tuple(plan.federations.values()), chosen)
 
 
 def words_of(choices: Sequence[Choice], seeds: Sequence[int]) -> tuple[str, ...]:

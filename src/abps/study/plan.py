@@ -18,7 +18,9 @@ from abps.data.federation import Federation, groups_of, with_only
 from abps.data.roles import Roles
 from abps.data.table import load
 from abps.engine.attacks import parse as parse_attack
-from abps.engine.crossvalidation import FEWEST_FOLDS, FOLDS
+from abps.engine.crossvalidation import FEWEST_FOLDS, FOLDS, compute
+from abps.engine.result import Run
+from abps.engine.simulate import Progress
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, REFERENCES, find
 from abps.methods.settings import configure, describe, names
@@ -63,6 +65,7 @@ class Request:
 
     settings: replaced in every method that has them.  references: run beside the methods as they are.
     folds: 1: one split; None: the default (:func:`folds_of`).  tune: seeds; none: methods run as they are.
+    words: the methods as they were asked for, by their names or in sets (``paper``, ``all``).
     """
 
     sources: tuple[Source, ...]
@@ -75,6 +78,7 @@ class Request:
     attack: str | None = None
     tune: tuple[int, ...] = ()
     subgroups: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -138,6 +142,7 @@ def request_of(
         options.get("attack"),
         tuning_seeds(options.get("tune", False), seeds),
         tuple(options.get("subgroups", ())),
+        tuple(words),
     )
 
 
@@ -145,13 +150,13 @@ def tuning_seeds(tune: bool | Sequence[int], seeds: Sequence[int]) -> tuple[int,
     """The seeds to tune on: none, two that the comparison does not use, or those that were named."""
     if isinstance(tune, bool):
         return tuple(seed for seed in TUNING_SEEDS if seed not in seeds)[:2] if tune else ()
-    twice = [seed for seed in tune if seed in seeds]
-    if twice:
-        raise RequestError(
-            f"seed {twice[0]} is one to tune on and one to compare on; choose other seeds to tune on"
-        )
     if not tune:
         raise RequestError("no seed to tune on is named; give one whole number or more")
+    for seed in tune:
+        if seed in seeds:
+            raise RequestError(
+                f"seed {seed} is one to tune on and one to compare on; choose other seeds to tune on"
+            )
     return tuple(tune)
 
 
@@ -219,6 +224,11 @@ class PlannedRun:
             "version": VERSION,
         }
 
+    def compute(self, federation: Federation, config: Method, progress: Progress | None = None) -> Run:
+        """The run's result."""
+        how = (self.seed, self.folds, progress, self.method, self.attack, self.subgroups)
+        return compute(federation, config, *how)
+
     def keyed(self, own: Mapping[str, Method] = NONE) -> PlannedRun:
         """This run with its key."""
         return replace(self, key=key_of(self.identity(self.config(own))))
@@ -271,7 +281,7 @@ def source_of(kind: type) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def folds_of(request: Request, words: Sequence[str]) -> int | None:
+def folds_of(request: Request) -> int | None:
     """In how many folds every row is scored; None: the test rows of one split.
 
     Unless the request says it: five. The paper's table and attacks keep one split.
@@ -280,7 +290,7 @@ def folds_of(request: Request, words: Sequence[str]) -> int | None:
         raise RequestError(f"folds={request.folds}: choose 1 (one split) or at least {FEWEST_FOLDS}")
     if request.folds is not None:
         return None if request.folds == 1 else request.folds
-    return None if "paper" in words or request.attack is not None else FOLDS
+    return None if "paper" in request.words or request.attack is not None else FOLDS
 
 
 def key_of(content: Mapping[str, Any]) -> str:
@@ -291,15 +301,14 @@ def key_of(content: Mapping[str, Any]) -> str:
 
 def make_plan(
     request: Request,
-    words: Sequence[str] = (),
     own: Mapping[str, Method] = NONE,
     given: Sequence[Federation] = (),
     choices: tuple[Choice, ...] = (),
 ) -> Plan:
     """The runs of a request, with every configuration checked before anything is computed.
 
-    words: the methods as they were asked for; what stands in a set (``paper``, ``all``) and cannot run on
-    this data is left out and named, what was asked for by name is not.
+    What stands in a set (``paper``, ``all``) and cannot run on this data is left out and named; what was
+    asked for by its name is not.
     own: configurations that only this process knows, by name.
     given: the federations, where they need not be loaded from the request's sources.
     choices: what tuning chose.
@@ -316,25 +325,30 @@ def make_plan(
         if request.subgroups:
             groups_of(federation, request.subgroups)
         federations[data] = with_only(federation, request.subgroups)
-        folds = folds_of(request, words)
+        folds = folds_of(request)
         references = [name for name in request.references if name not in request.methods]
-        absent = _cannot_run({**plain, **{name: find(name) for name in references}}, words, federation)
+        absent = _cannot_run({**plain, **{name: find(name) for name in references}}, request, federation)
         left_out += absent.values()
-        attack, subgroups = request.attack, request.subgroups
-        for seed, method in itertools.product(request.seeds, [m for m in plain if m not in absent]):
-            known = names(plain[method])
-            settings = {name: value for name, value in request.settings.items() if name in known}
-            settings |= chosen.get((data, method), {})
+        for seed, method in itertools.product(request.seeds, (*plain, *references)):
+            if method in absent:
+                continue
+            settings, rounds, attack = dict[str, Any](), request.rounds, None
+            if method in plain:
+                settings = known_settings(request, plain[method]) | chosen.get((data, method), {})
+                attack = request.attack
+            elif getattr(find(method), "fitted", False):  # a reference that is fitted at once knows no rounds
+                rounds = None
             run = PlannedRun(
-                method, method, settings, request.rounds, seed, data, "", folds, attack, subgroups
+                method, method, settings, rounds, seed, data, "", folds, attack, request.subgroups
             )
             runs.append(run.keyed(own))
-        for seed, method in itertools.product(request.seeds, [m for m in references if m not in absent]):
-            # A reference that is fitted at once knows no rounds.
-            rounds = None if getattr(find(method), "fitted", False) else request.rounds
-            run = PlannedRun(method, method, {}, rounds, seed, data, "", folds, None, subgroups)
-            runs.append(run.keyed())
     return Plan(request, federations, tuple(runs), tuple(left_out), choices)
+
+
+def known_settings(request: Request, config: Method) -> dict[str, Any]:
+    """The settings of a request that a method has."""
+    known = names(config)
+    return {name: value for name, value in request.settings.items() if name in known}
 
 
 def _checked_methods(request: Request, own: Mapping[str, Method]) -> dict[str, Method]:
@@ -353,13 +367,11 @@ def _checked_methods(request: Request, own: Mapping[str, Method]) -> dict[str, M
     return plain
 
 
-def _cannot_run(
-    methods: Mapping[str, Method], words: Sequence[str], federation: Federation
-) -> dict[str, str]:
+def _cannot_run(methods: Mapping[str, Method], request: Request, federation: Federation) -> dict[str, str]:
     """By method that was not asked for by its name and cannot run on a federation, why."""
     found = {}
     for name, config in methods.items():
-        if name in words:
+        if name in request.words:
             continue
         if name in NEEDS_GROUPS and federation.groups is None:
             found[name] = f"{name} on {federation.name}: it needs a column that groups centers"

@@ -1,14 +1,15 @@
-"""What one sees while a study runs: bars on the terminal, a plain line now and then elsewhere."""
+"""What one sees while a study runs: a bar on the terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from abps.study.plan import PlannedRun
@@ -22,17 +23,12 @@ class StudyProgress:
 
     def __init__(self, runs: Sequence[PlannedRun], console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr)
-        self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(),
-            TextColumn("{task.fields[score]}"), console=self.console, transient=True, refresh_per_second=2,
+        said = TextColumn("{task.description}", markup=False)
+        self._bar = Progress(
+            BarColumn(24), said, console=self.console, transient=True, refresh_per_second=2,
+            disable=not self.console.is_terminal,
         )  # fmt: skip
-        labels = list(dict.fromkeys(run.label for run in runs))
-        self._task = {
-            label: self._bars.add_task(label, total=sum(run.label == label for run in runs), score="")
-            for label in labels
-        }
-        self._all = self._bars.add_task("all", total=len(runs), score="")
-        self._scores: dict[str, list[float]] = {label: [] for label in labels}
+        self._task = self._bar.add_task("", total=len(runs))
         self._begun: dict[str, tuple[float, float]] = {}
         self._seconds: list[float] = []
         self._waiting: set[str] = set()
@@ -41,16 +37,14 @@ class StudyProgress:
         self.note = ""
 
     def __enter__(self) -> StudyProgress:
-        if self.console.is_terminal:
-            self._bars.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:  # elsewhere it would print an empty line
-            self._bars.stop()
+        self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays, above the bars; also when there is no terminal."""
+        """A line that stays, above the bar; also when there is no terminal."""
         self.console.print(Text(text), soft_wrap=True)
 
     def lanes(self, count: int) -> None:
@@ -58,14 +52,10 @@ class StudyProgress:
         self._lanes = max(1, count)
 
     def there(self, run: PlannedRun, score: float) -> None:
-        """A run that was finished before."""
-        scores = self._scores[run.label]
-        if score == score:
-            scores.append(score)
-        mean = f"{statistics.fmean(scores):.4f}" if scores else ""
-        self._bars.update(self._task[run.label], advance=1, score=mean)
-        self._bars.advance(self._all)
-        self._bars.update(self._all, score=f"{self._line()}  {self.note}")
+        """A run is there."""
+        self._bar.advance(self._task)
+        last = f"{run.label} {score:.4f}" if math.isfinite(score) else run.label
+        self._bar.update(self._task, description=f"{self._line()}  {last}  {self.note}")
 
     def waiting(self, run: PlannedRun) -> None:
         """A run that is to be computed."""
@@ -74,13 +64,16 @@ class StudyProgress:
     def round(self, run: PlannedRun, t: int, rounds: int) -> None:
         """A run finished its round t."""
         self._waiting.discard(run.key)
-        began = self._begun[run.key][0] if run.key in self._begun else time.monotonic()
+        began, _ = self._begun.get(run.key, (time.monotonic(), 0.0))
         self._begun[run.key] = (began, t / rounds)
+
+    def _ended(self, run: PlannedRun) -> None:
+        self._begun.pop(run.key, None)
+        self._waiting.discard(run.key)
 
     def done(self, run: PlannedRun, score: float, seconds: float) -> None:
         """A run is finished and stored."""
-        self._begun.pop(run.key, None)
-        self._waiting.discard(run.key)
+        self._ended(run)
         self._seconds.append(seconds)
         self.there(run, score)
         if not self.console.is_terminal and time.monotonic() - self._said >= LINE_EVERY:
@@ -89,8 +82,7 @@ class StudyProgress:
 
     def failed(self, run: PlannedRun, error: str) -> None:
         """A run failed."""
-        self._begun.pop(run.key, None)
-        self._waiting.discard(run.key)
+        self._ended(run)
         self.say(f"failed: {run.label}, seed {run.seed}: {error}")
 
     def seconds_left(self) -> float | None:
@@ -105,10 +97,10 @@ class StudyProgress:
 
     def _line(self) -> str:
         """How far the study is, and how long it may still take."""
-        whole, left = self._bars.tasks[self._all], self.seconds_left()
+        task, left = self._bar.tasks[self._task], self.seconds_left()
         spent = clock(time.monotonic() - self._began)
         to_come = "" if left == 0 else ", …" if left is None else f", about {clock(left)} left"
-        return f"{whole.completed:.0f} of {whole.total:.0f} runs, {spent} spent{to_come}"
+        return f"{task.completed:.0f} of {task.total:.0f} runs, {spent} spent{to_come}"
 
 
 def clock(seconds: float) -> str:

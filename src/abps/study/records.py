@@ -74,39 +74,11 @@ def write_run(folder: Path, run: Run, content: Mapping[str, Any]) -> None:
 
 
 def look(folder: Path, key: str) -> Found:
-    """What a folder holds of the run with this key."""
-    if not (folder / RECEIPT).exists():
-        if (folder / RESULT).exists():
-            return Found(
-                problem=f"{folder / RESULT} has no receipt ({RECEIPT}): it was not finished, or is not ours"
-            )
-        return Found()
-    try:
-        return Found(read_run(folder, key))
-    except Damaged as error:
-        return Found(problem=str(error))
-
-
-def read_run(folder: Path, key: str) -> Run:
-    """A finished run, checked against its receipt."""
-    receipt = read_receipt(folder)
-    if receipt["key"] != key:
-        raise Damaged(f"{folder / RECEIPT} belongs to another run")
-    for name, wanted in receipt["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise Damaged(f"{path} is missing")
-        if digest(path) != wanted:
-            raise Damaged(f"{path} was changed or cut off after it was written")
-    try:
-        return load_run(folder)
-    except RequestError as error:
-        raise Damaged(str(error)) from error
-
-
-def read_receipt(folder: Path) -> dict[str, Any]:
-    """A run's receipt, checked in itself: its key is the digest of the identity it states."""
+    """What a folder holds of the run with this key, checked against its receipt."""
     path = folder / RECEIPT
+    if not path.exists():
+        unknown = f"{folder / RESULT} has no receipt ({RECEIPT}): it was not finished, or is not ours"
+        return Found(problem=unknown if (folder / RESULT).exists() else "")
     try:
         receipt = json.loads(path.read_text(encoding="utf-8"))
         whole = (
@@ -114,11 +86,21 @@ def read_receipt(folder: Path) -> dict[str, Any]:
             and receipt["key"] == key_of(receipt["identity"])
             and set(receipt["files"]) - {PRIVACY, SCORES} == {RESULT, DECISIONS}
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{path} cannot be read as a receipt") from error
+    except (OSError, ValueError, KeyError, TypeError):
+        return Found(problem=f"{path} cannot be read as a receipt")
     if not whole:
-        raise Damaged(f"{path} is not a receipt of a run, or was changed")
-    return dict(receipt)
+        return Found(problem=f"{path} is not a receipt of a run, or was changed")
+    if receipt["key"] != key:
+        return Found(problem=f"{path} belongs to another run")
+    for file, wanted in ((folder / name, noted) for name, noted in receipt["files"].items()):
+        if not file.is_file():
+            return Found(problem=f"{file} is missing")
+        if digest(file) != wanted:
+            return Found(problem=f"{file} was changed or cut off after it was written")
+    try:
+        return Found(load_run(folder))
+    except RequestError as error:
+        return Found(problem=str(error))
 
 
 def digest(path: Path) -> str:
@@ -328,10 +310,6 @@ class StudyFolder:
             files.write_json(path, looks)
         return looks.index(now) + 1
 
-    def runs(self) -> tuple[PlannedRun, ...]:
-        """The planned runs as they were written."""
-        return self.read().runs
-
     def finished(self, record: StudyRecord) -> tuple[list[tuple[PlannedRun, Run]], list[str]]:
         """The runs that are there, and one line for every run that is not."""
         there, absent = [], list(record.left_out)
@@ -354,12 +332,9 @@ class StudyFolder:
 
     def _sweep(self) -> None:
         """Remove what a killed process left half-written."""
-        for part in [
-            *self.root.glob(".*.part"),
-            *self.root.glob("*/.*.part"),
-            *self.root.glob("*/*/.*.part"),
-        ]:
-            part.unlink(missing_ok=True)
+        for depth in ("", "*/", "*/*/"):
+            for part in self.root.glob(f"{depth}.*.part"):
+                part.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -389,19 +364,14 @@ class StudyFolder:
 def _same_study(root: Path, old: Request, new: Request) -> None:
     """A study may grow by methods and seeds; other data, rounds or settings make another study."""
     new = msgspec.json.decode(msgspec.json.encode(new), type=Request)  # as it would be read again
-    for part, kind in (
-        ("sources", "data"),
-        ("rounds", "rounds"),
-        ("settings", "settings"),
-        ("tune", "seeds to tune on"),
-        ("folds", "folds"),
-    ):
+    named = {"sources": "data", "tune": "seeds to tune on"}
+    for part in ("sources", "rounds", "settings", "tune", "folds"):
         there = getattr(old, part)
         if getattr(new, part) != there:
             if part == "sources":
                 there = ", ".join(source.data for source in old.sources)
             raise RequestError(
-                f"{root} holds a study with other {kind} ({there or 'none given'}); "
+                f"{root} holds a study with other {named.get(part, part)} ({there or 'none given'}); "
                 "choose another folder or repeat its arguments"
             )
 
@@ -433,25 +403,9 @@ def options_of(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value not in (None, "", [], (), {})}
 
 
-def as_toml(options: Mapping[str, Any]) -> str:
-    """Options as TOML; those with a name and a value each are tables, and come last."""
-    tables = {name: value for name, value in options.items() if isinstance(value, Mapping)}
-    lines = [f"{name} = {_value(value)}" for name, value in options.items() if name not in tables]
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{_value(str(key))} = {_value(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(each) for each in value)}]"
-    plain = value if isinstance(value, bool | int | float | str) else str(value)
-    return json.dumps(plain, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def study_toml(plan: Plan) -> str:
     """The file beside a study."""
     head = "# What this study asked for. Again: abps compare --config study.toml --out NEW-FOLDER\n"
     if any(source.roles is None and not is_builtin(source.data) for source in plan.request.sources):
         head += "# The data were given in Python; put the file and its columns in the place of `data`.\n"
-    return head + as_toml(options_of(plan))
+    return head + files.as_toml(options_of(plan))

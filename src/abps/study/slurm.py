@@ -50,13 +50,9 @@ class Slurm:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("minutes", self.minutes),
-            ("memory", self.memory_gb),
-            ("cores", self.cores),
-            ("deadline", 1 if self.deadline is None else self.deadline),
-        ):
-            if value <= 0:
+        amounts = {"minutes": self.minutes, "memory": self.memory_gb, "cores": self.cores}
+        for name, value in {**amounts, "deadline": self.deadline}.items():
+            if value is not None and value <= 0:
                 raise RequestError(f"slurm_{name}={value}: choose a number above 0")
         for name, text in (("account", self.account), ("partition", self.partition)):
             if text is not None and not re.fullmatch(r"[\w.,-]+", text):
@@ -84,13 +80,9 @@ def ask(*command: str) -> str:
 
 def queue() -> dict[str, tuple[str, str]]:
     """Our jobs that are waiting or running: job -> (state, reason)."""
-    found = {}
-    for line in ask("squeue", "--noheader", "--me", "--array", "--format=%i|%T|%r").splitlines():
-        job, _, rest = line.strip().partition("|")
-        state, _, reason = rest.partition("|")
-        if job:
-            found[job] = (state, reason)
-    return found
+    lines = ask("squeue", "--noheader", "--me", "--array", "--format=%i|%T|%r").split("\n")
+    found = [line.strip().split("|", 2) for line in lines if line.strip()]
+    return {job: (state, reason) for job, state, reason in found}
 
 
 def last_state(job: str) -> str:
@@ -99,9 +91,8 @@ def last_state(job: str) -> str:
         text = ask("scontrol", "show", "job", job)
     except Silent:
         return "state unknown"
-    state = re.search(r"JobState=(\S+)", text)
-    code = re.search(r"ExitCode=(\S+)", text)
-    return f"{state[1] if state else 'state unknown'}{f', exit code {code[1]}' if code else ''}"
+    found = dict(re.findall(r"(JobState|ExitCode)=(\S+)", text))
+    return f"{found.get('JobState', 'state unknown')}, exit code {found.get('ExitCode', 'unknown')}"
 
 
 # ---------------------------------------------------------------- job arrays
@@ -119,7 +110,7 @@ def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyPro
         part = fresh[start : start + ARRAY]
         for run, job in zip(part, submit(study, part, slurm)):
             jobs[run.key] = job
-        _remember(study, jobs)
+        files.write_json(_jobs_file(study), jobs)
     progress.lanes(len(todo))
     if progress.console.is_terminal:
         progress.say(f"{len(fresh)} jobs submitted, {len(todo) - len(fresh)} were in the queue already")
@@ -135,21 +126,21 @@ def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list
             "executor=slurm needs submitit: install it with `pip install 'abps[slurm]'`"
         ) from error
 
-    executor = submitit.SlurmExecutor(folder=study.root.resolve() / "slurm", python=_python())
-    parameters: dict[str, object] = {
-        "job_name": "abps",
-        "time": slurm.minutes,
-        "mem": f"{max(1, round(slurm.memory_gb * 1024))}M",
-        "cpus_per_task": slurm.cores,
-        "array_parallelism": len(runs),
-    }
-    for name, value in (("account", slurm.account), ("partition", slurm.partition)):
-        if value is not None:
-            parameters[name] = value
-    executor.update_parameters(**parameters)
-    root = str(study.root.resolve())
+    root = study.root.resolve()
+    # this Python, able to import on a node whatever can be imported here
+    python = f"env PYTHONPATH={shlex.quote(import_path())} {shlex.quote(sys.executable)}"
+    executor = submitit.SlurmExecutor(folder=root / "slurm", python=python)
+    where = {"account": slurm.account, "partition": slurm.partition}
+    executor.update_parameters(
+        job_name="abps",
+        time=slurm.minutes,
+        mem=f"{max(1, round(slurm.memory_gb * 1024))}M",
+        cpus_per_task=slurm.cores,
+        array_parallelism=len(runs),
+        **{name: value for name, value in where.items() if value is not None},
+    )
     try:
-        jobs = executor.map_array(compute_task, [root] * len(runs), [run.key for run in runs])
+        jobs = executor.map_array(compute_task, [str(root)] * len(runs), [run.key for run in runs])
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else "no reason given"
@@ -157,17 +148,8 @@ def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list
     return [job.job_id for job in jobs]
 
 
-def _python() -> str:
-    """This Python, able to import on a node whatever can be imported here."""
-    return f"env PYTHONPATH={shlex.quote(import_path())} {shlex.quote(sys.executable)}"
-
-
 def _jobs_file(study: StudyFolder) -> Path:
     return study.root / "slurm" / "jobs.json"
-
-
-def _remember(study: StudyFolder, jobs: Mapping[str, str]) -> None:
-    files.write_json(_jobs_file(study), dict(jobs))
 
 
 def _still_queued(study: StudyFolder, todo: Sequence[PlannedRun]) -> dict[str, str]:
@@ -275,7 +257,7 @@ def compute_task(root: str, key: str) -> bool:
     """Compute the planned run with this key: what a Slurm job calls. False if it failed."""
     keep_to(own_cores())
     study = StudyFolder(Path(root))
-    run = next((r for r in study.runs() if r.key == key), None)
+    run = next((r for r in study.read().runs if r.key == key), None)
     if run is None:
         raise SystemExit(f"the study in {root} has no run {key}; ask for the comparison again")
     if study.look(run).result is not None:

@@ -1,10 +1,10 @@
 """Runs on this machine: worker processes, each with cores of its own, that compute one run after another.
 
 ``python -m abps.study.workers`` reads runs from standard input, one JSON line each. The first line says for
-which study, on which cores, and where methods lie that have no module: {"study": FOLDER, "cores": [NUMBERS],
-"own": FILE}. Until then the worker imports what it
-will need. It answers on standard output, one JSON line per event, and ends when its standard input closes,
-also in the middle of a run: when the study's process is killed, nothing goes on behind it.
+which study, on which cores, and with which methods that have no module: {"study": FOLDER, "cores": [NUMBERS],
+"own": PICKLED}. Until then the worker imports what it will need. It answers on standard output, one JSON line
+per event, and ends when its standard input closes, also in the middle of a run: when the study's process is
+killed, nothing goes on behind it.
 
 What computes is imported where it is used: ``abps demo`` starts its workers first and imports meanwhile.
 """
@@ -24,7 +24,8 @@ import tempfile
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 
 #: An event of a run: {"event": "round" | "done" | "failed", …}.
 Event = dict[str, Any]
-
-#: What workers said: (number of the worker, event), or nothing when it is gone.
-Received = queue.Queue[tuple[int, Event | None]]
 
 
 # ---------------------------------------------------------------- what a worker does
@@ -71,7 +69,6 @@ class Runner:
 
     def compute(self, run: PlannedRun, emit: Callable[[Event], None]) -> bool:
         """Compute and store one run; a failure is reported and noted, not raised."""
-        from abps.engine.crossvalidation import compute
         from abps.study.plan import key_of
         from abps.study.records import read_federation, write_run
 
@@ -88,8 +85,7 @@ class Runner:
 
             if run.data not in self._held:
                 self._held = {run.data: read_federation(self.study.cache, run.data)}
-            how = (run.seed, run.folds, progress, run.method, run.attack, run.subgroups)
-            result = compute(self._held[run.data], config, *how)
+            result = run.compute(self._held[run.data], config, progress)
             write_run(self.study.folder(run), result, content)
         except Exception as error:  # whatever a method does wrong must not end the study
             lines = str(error).strip().splitlines()
@@ -142,7 +138,7 @@ def serve() -> None:
 
     first = json.loads(waiting.get())
     keep_to(first["cores"])
-    own, sources = ({}, {}) if first["own"] is None else pickle.loads(Path(first["own"]).read_bytes())
+    own, sources = ({}, {}) if first["own"] is None else pickle.loads(bytes.fromhex(first["own"]))
     runner = Runner(Path(first["study"]), own, sources=sources)
     emit({"event": "ready"})
     while True:
@@ -165,10 +161,9 @@ def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[
 
 
 class _Worker:
-    """A worker process, and the thread that hears it."""
+    """A worker process, which takes runs one after another."""
 
-    def __init__(self, number: int, received: Received) -> None:
-        self.run: PlannedRun | None = None
+    def __init__(self) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
         environment = dict(os.environ) | {"PYTHONPATH": import_path()}
         # The engine has its own threads, one for each of the worker's cores.
@@ -180,21 +175,20 @@ class _Worker:
             start_new_session=True,
         )  # fmt: skip
 
-        def hear() -> None:
-            assert self.process.stdout is not None
-            for line in self.process.stdout:
-                received.put((number, json.loads(line)))
-            self.process.wait()
-            received.put((number, None))
-
-        threading.Thread(target=hear, daemon=True).start()
-
-    def send(self, what: dict[str, Any]) -> None:
-        """Write one line to the worker."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # that it is gone will be heard
+    def ask(self, what: dict[str, Any]) -> Iterator[Event]:
+        """Write one line to the worker; what it answers, until it is done or gone."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # that it is gone shows when it does not answer
             self.process.stdin.write(json.dumps(what) + "\n")
             self.process.stdin.flush()
+        for line in self.process.stdout:
+            event = json.loads(line)
+            yield event
+            if event["event"] != "round":
+                return
+        code = self.process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        yield {"event": "gone", "error": f"the process that computed it ended with {how}"}
 
     def last_words(self) -> str:
         """What the worker wrote to its standard error."""
@@ -203,10 +197,9 @@ class _Worker:
 
     def end(self) -> None:
         """Stop the worker, whatever it is doing."""
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self._log):
+        for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
@@ -221,75 +214,70 @@ class LocalExecutor:
     def __init__(self, jobs: int | None = None, own: Mapping[str, Method] | None = None) -> None:
         self._jobs = jobs
         self._own = own or {}
-        self._heard: Received = queue.Queue()
-        self._ready: dict[int, _Worker] = {}
+        self._workers: list[_Worker] = []
+        self._stopped = False
 
     def __enter__(self) -> LocalExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._ready.values():
+        for worker in self._workers:
             worker.end()
-        self._ready.clear()
 
     def get_ready(self, runs: int) -> None:
         """Start the workers for so many runs: importing what they need takes a few seconds."""
-        for number, _ in enumerate(share_cores(available_cores(), self._jobs, runs)):
-            self._ready[number] = _Worker(number, self._heard)
+        while len(self._workers) < len(share_cores(available_cores(), self._jobs, runs)):
+            self._workers.append(_Worker())
 
     def __call__(self, study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress) -> None:
         """Compute runs; failures are shown and noted in the study."""
-        if not todo:
-            return
         shares = share_cores(available_cores(), self._jobs, len(todo))
         progress.lanes(len(shares))
         # Those with most rounds first, so that no core waits long for another at the end; of these, runs on
         # the same folds together, so that a worker prepares them once.
         order = sorted(todo, key=lambda run: (-run.config(self._own).stop.rounds, run.data, run.seed))
-        waiting, workers, own = deque(order), dict[int, _Worker](), _pickled(self._own)
+        waiting, one_by_one, own = deque(order), threading.Lock(), _pickled(self._own)
 
-        def start(number: int) -> None:
-            ready = self._ready.pop(number) if number in self._ready else None
-            workers[number] = ready or _Worker(number, self._heard)
-            workers[number].send({"study": str(study.root), "cores": shares[number], "own": own})
+        def lane(number: int) -> str:
+            """Compute runs in one worker, or several if they die; returns why none can start."""
+            while waiting and not self._stopped:
+                if self._workers[number].process.poll() is not None:
+                    self._workers[number] = _Worker()
+                worker = self._workers[number]
+                start = {"study": str(study.root), "cores": shares[number], "own": own}
+                if [event["event"] for event in worker.ask(start)] != ["ready"]:
+                    return worker.last_words() or "no message"
+                while waiting and not self._stopped and worker.process.poll() is None:
+                    with contextlib.suppress(IndexError):  # another lane took the last one
+                        compute(worker, waiting.popleft())
+            return ""
 
+        def compute(worker: _Worker, run: PlannedRun) -> None:
+            progress.round(run, 0, 1)
+            for event in worker.ask(asdict(run)):
+                with one_by_one:
+                    if event["event"] == "gone" and not self._stopped:  # killed for memory, a library's crash
+                        study.note_failure(run, event["error"], worker.last_words())
+                        event["event"] = "failed"
+                    note(progress, run, event)
+
+        self.get_ready(len(todo))
+        self._stopped = False
+        lanes = ThreadPoolExecutor(len(shares))
         try:
-            for number in range(len(shares)):
-                start(number)
-            while workers:
-                number, event = self._heard.get()
-                worker = workers.get(number)
-                if worker is None:
-                    continue  # it had no more work, and was ended
-                if event is None:  # the process is gone
-                    del workers[number]
-                    _worker_gone(study, worker, progress)
-                    worker.end()
-                    if waiting and worker.run is not None:
-                        start(number)
-                    elif waiting and not workers:
-                        why = worker.last_words() or "no message"
-                        raise RuntimeError(f"no worker process can start: {why}")
-                    continue
-                note(progress, worker.run, event)
-                if event["event"] == "round":
-                    continue
-                if not waiting:
-                    del workers[number]
-                    worker.end()
-                    continue
-                worker.run = waiting.popleft()
-                worker.send(asdict(worker.run))
-                progress.round(worker.run, 0, 1)
-        finally:
-            for worker in workers.values():
-                worker.end()
-            if own is not None:
-                Path(own).unlink()
+            said = list(lanes.map(lane, range(len(shares))))
+            if waiting:
+                raise RuntimeError(f"no worker process can start: {said[0]}")
+        finally:  # a lane ends when its worker does
+            self._stopped = True
+            for worker in self._workers:
+                worker.process.kill()
+            lanes.shutdown()
+            self.__exit__()
 
 
 def _pickled(own: Mapping[str, Method]) -> str | None:
-    """A file, for this user alone, with methods that other processes cannot import, and their sources."""
+    """Methods that other processes cannot import, and digests of their sources."""
     if not own:
         return None
     import cloudpickle
@@ -297,45 +285,17 @@ def _pickled(own: Mapping[str, Method]) -> str | None:
     from abps.study.plan import source_of
 
     sources = {name: source_of(type(method)) for name, method in own.items()}
-    number, path = tempfile.mkstemp(prefix="abps-own-")
-    with os.fdopen(number, "wb") as file:
-        cloudpickle.dump((dict(own), {name: each for name, each in sources.items() if each}), file)
-    return path
+    return cloudpickle.dumps((dict(own), {name: each for name, each in sources.items() if each})).hex()
 
 
-def run_local(
-    study: StudyFolder,
-    todo: Sequence[PlannedRun],
-    progress: StudyProgress,
-    jobs: int | None = None,
-    own: Mapping[str, Method] | None = None,
-) -> None:
-    """Compute runs in worker processes that are started now."""
-    with LocalExecutor(jobs, own) as local:
-        local(study, todo, progress)
-
-
-def note(progress: StudyProgress, run: PlannedRun | None, event: Event) -> None:
+def note(progress: StudyProgress, run: PlannedRun, event: Event) -> None:
     """Show an event of a run."""
-    if run is None:
-        return
     if event["event"] == "round":
         progress.round(run, event["round"], event["rounds"])
     elif event["event"] == "done":
         progress.done(run, math.nan if event["score"] is None else event["score"], event["seconds"])
     elif event["event"] == "failed":
         progress.failed(run, event["error"])
-
-
-def _worker_gone(study: StudyFolder, worker: _Worker, progress: StudyProgress) -> None:
-    """A worker died under its run (killed for memory, a crash in a library): note it and go on."""
-    if worker.run is None:
-        return
-    code = worker.process.returncode
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    error = f"the process that computed it ended with {how}"
-    study.note_failure(worker.run, error, worker.last_words())
-    progress.failed(worker.run, error)
 
 
 if __name__ == "__main__":
