@@ -7,8 +7,7 @@ import sys
 import polars as pl
 import pytest
 
-from abps.cli.commands import as_flags, flags_of
-from abps.cli.main import main
+from abps.cli.main import as_flags, flags_of, main
 
 SMALL = ["--data", "icu-synthetic:centers=12,stays=1500", "--rounds", "2"]
 

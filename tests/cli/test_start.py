@@ -8,13 +8,13 @@ import sys
 import pytest
 
 import abps
-from abps.cli.commands import COMMANDS, loaded
+from abps.cli.main import COMMANDS, loaded
 from abps.cli.options import NAMES
 
 HEAVY = "torch", "matplotlib", "numba", "polars"
 
 
-LISTED = "from abps.cli.commands import loaded; loaded({!r})"
+LISTED = "from abps.cli.main import loaded; loaded({!r})"
 
 
 @pytest.mark.parametrize(

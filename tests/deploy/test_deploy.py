@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from abps.cli.commands import loaded
+from abps.cli.main import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -8,7 +8,7 @@ import pytest
 import statsmodels.api as sm
 
 from abps.core.errors import RequestError
-from abps.fitted.handover import site_effects
+from abps.fitted.handover import site_statistics
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Timeouts
@@ -46,7 +46,7 @@ def test_four_sites_arrive_at_the_pooled_fit_and_see_totals_alone(four, tmp_path
         np.testing.assert_allclose(np.sqrt(np.diag(found.covariance)), theirs.bse, rtol=1e-6)
         roles = four.roles
         own = SiteFile(name, str(four.tables[name]), label, str(tmp_path), roles.patient, roles.time)
-        result = site_effects(site.store, own)
+        result = site_statistics(site.store, own)
         np.testing.assert_allclose([e.estimate for e in result.effects], theirs.params, rtol=1e-6, atol=1e-8)
         assert result.taking_part == 4 and not result.hospitals and result.events > 0
     close(network)

@@ -6,6 +6,8 @@ processes is in ``tests/sites/test_effects.py``.
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +17,13 @@ import polars as pl
 import pytest
 import statsmodels.api as sm
 from lifelines import CoxPHFitter
+from statsmodels.stats.meta_analysis import combine_effects
 
 from abps.core.errors import RequestError
 from abps.data.prepare import codebook
 from abps.data.roles import Roles
 from abps.data.table import MIN_CLASS, federate
-from abps.fitted.handover import site_effects
+from abps.fitted.handover import site_statistics
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
@@ -29,6 +32,7 @@ from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import measuring
 from abps.sites.node.site import Site
 from abps.sites.store.store import Store
+from abps.statistics.evaluation import evaluate_models
 from abps.statistics.regression import regress, summary
 from sites.network import close
 from sites.test_masking import LOST, QUICK, Relay
@@ -46,6 +50,8 @@ class Study:
     duration: str | None = None
     outcome: str | None = None
     patient: str | None = None
+
+    method: str = "regression"
 
     def run(self, formula, study="effects", names=NAMES[:4], network=None, rounds=40, **settings):
         """The network after a study, and the job's report."""
@@ -97,11 +103,13 @@ class Study:
         rows = self.frame.filter(pl.col("site").is_in(list(names)))
         roles = Roles(self.label, "site", self.patient, outcome=self.outcome, duration=self.duration)
         book = codebook(federate(rows, roles, "four", MIN_CLASS), 11, min_cell=10)
-        return Agreement(study, "regression", book, 11, 40, {"formula": formula, **settings})
+        if self.method == "regression":
+            settings["formula"] = formula
+        return Agreement(study, self.method, book, 11, 40, settings)
 
     def results(self, network, study="effects"):
         """What every site exports."""
-        return [site_effects(site.store, self.own(name, study)) for name, site in network.sites.items()]
+        return [site_statistics(site.store, self.own(name, study)) for name, site in network.sites.items()]
 
 
 def split(frame, center, names=NAMES[:4]):
@@ -197,6 +205,84 @@ def test_four_hospitals_show_differences_but_no_average_and_three_nothing(tmp_pa
     network, _ = fewer.run("age + lactate", names=NAMES[:3])
     assert all(e.heterogeneity is None for e in fewer.results(network)[0].effects)
     close(network)
+
+
+# Table 1 and evaluation ------------------------------------------------------------------------------
+
+
+def test_table_one_between_sites_is_that_of_all_rows(tmp_path):
+    frame = rows_of(4).select("site", "age", "lactate", "died")
+    gaps = pl.int_range(pl.len()) % 20 == 0
+    ward = pl.Series([("icu", "step-down", "ward")[k % 3] for k in range(frame.height)])
+    frame = frame.with_columns(age=pl.when(gaps).then(None).otherwise("age"), ward=ward)
+    study = Study(tmp_path, frame, "died", method="table-one")
+    network, report = study.run("")
+    assert report.rounds[-1].round == 1
+    for found in study.results(network):
+        lines = {(line.column, line.level): line.overall for line in found.lines}
+        n, events = frame.height, int(frame["died"].sum())
+        assert found.total == n and "all approved members took part" in found.notes[0]
+        assert lines["outcome", "1"] == f"{events} ({100 * events / n:.1f} %)"
+        assert lines["ward", "icu"] == f"{(n + 2) // 3} ({100 * ((n + 2) // 3) / n:.1f} %)"
+        age = frame["age"].drop_nulls()
+        assert lines["age", "mean (SD)"] == f"{age.mean():.4g} ({age.std():.4g})"
+        assert lines["age", "missing"] == f"{n - len(age)} ({100 * (n - len(age)) / n:.1f} %)"
+        median, low, high = map(float, re.findall(r"[-\d.]+", lines["age", "median [IQR]"]))
+        for value, share in ((low, 0.25), (median, 0.5), (high, 0.75)):
+            assert abs((age < value).mean() - share) < 0.03
+    close(network)
+
+
+def test_few_patients_are_suppressed_in_table_one(tmp_path):
+    frame = rows_of(4).select("site", "age", "lactate", "died")
+    frame = frame.with_columns(age=pl.when(pl.int_range(pl.len()) == 5).then(None).otherwise("age"))
+    study = Study(tmp_path, frame, "died", method="table-one")
+    network, _ = study.run("", columns="age")
+    lines = {(line.column, line.level): line.overall for line in study.results(network)[0].lines}
+    close(network)
+    assert lines["age", "missing"] == "<10" and ("lactate", "mean (SD)") not in lines
+
+
+def test_a_model_is_evaluated_between_sites_as_at_one_table(tmp_path):
+    frame = rows_of(7).select("site", "age", "lactate", "died")
+    p = 1 / (1 + np.exp(3.2 - 0.03 * frame["age"].to_numpy() - 0.3 * frame["lactate"].to_numpy()))
+    study = Study(tmp_path, frame, "died", method="evaluation")
+    network, report = study.run("", names=NAMES, predictor="-3.2 + 0.03*age + 0.3*lactate")
+    assert report.rounds[-1].round <= 8
+    y = frame["died"].to_numpy().astype(float)
+    one = evaluate_models({"m": p}, y, frame["site"].to_list())
+    line = sm.GLM(y, sm.add_constant(np.log(p / (1 - p))), family=sm.families.Binomial()).fit(tol=1e-13)
+    a = np.array([r.auroc for r in one.results])
+    b, v = np.log(a / (1 - a)), np.array([(r.auroc_se / (r.auroc * (1 - r.auroc))) ** 2 for r in one.results])
+    theirs = combine_effects(b, v, method_re="chi2", use_t=True)
+    for found in study.results(network):
+        assert (found.hospitals, found.rows, found.events) == (7, len(y), y.sum())
+        assert found.brier == pytest.approx(np.mean((p - y) ** 2), abs=1e-9)
+        assert found.observed_expected == pytest.approx(y.sum() / p.sum(), abs=1e-9)
+        np.testing.assert_allclose([found.intercept[0], found.slope[0]], line.params, atol=1e-6)
+        np.testing.assert_allclose([found.intercept[1], found.slope[1]], line.bse, atol=1e-6)
+        assert found.benefit[0.2] == pytest.approx(
+            ((p >= 0.2) & (y == 1)).mean() - 0.25 * ((p >= 0.2) & (y == 0)).mean(), abs=1e-9
+        )
+        assert found.auroc.tau2 == pytest.approx(max(theirs.tau2, 0.0), abs=1e-9)
+        assert found.auroc.mean == pytest.approx(theirs.mean_effect_re, abs=1e-6)
+        (path,) = found.write(tmp_path)
+        assert 0.5 < json.loads(path.read_text())["auroc"]["mean"] < 1.0
+    close(network)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "says"),
+    [
+        ("table-one", {"columns": "agee"}, "'agee' is not among the codebook's columns"),
+        ("evaluation", {"predictor": "score"}, "'score' is not among the codebook's columns"),
+        ("evaluation", {"predictor": "-3 + x*age"}, "write log odds as"),
+    ],
+)
+def test_wrong_columns_and_models_are_named_before_anything_leaves(tmp_path, method, settings, says):
+    study = Study(tmp_path, rows_of().select("site", "age", "died"), "died", method=method)
+    with pytest.raises(RequestError, match=says):
+        study.run("", **settings)
 
 
 # Absent members --------------------------------------------------------------------------------------

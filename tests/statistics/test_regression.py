@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import statsmodels.api as sm
 from lifelines import CoxPHFitter
 from scipy import integrate, optimize, stats
+from statsmodels.stats.meta_analysis import combine_effects
 
 from abps.core.errors import RequestError
 from abps.evaluate.calibration import restricted_cubic
@@ -74,7 +76,7 @@ FORMULA = "age + flag + ward + age:flag"
 def pooled(frame, label, formula=FORMULA, duration=None):
     parsed = parse_formula(formula)
     parts = frame.partition_by("hospital", maintain_order=True)
-    schema, _ = agree(parsed, parts, 1)
+    schema = agree(parsed, parts, 1)
     rows = []
     for part in parts:
         x, offset = schema.build(part)
@@ -200,21 +202,14 @@ def test_random_intercepts_maximise_the_integrated_likelihood():
     assert ours.loglik == pytest.approx(-best.fun, abs=1e-5)
 
 
-# Most rounds with random intercepts over eight seeds and five deviations. Eight is the aim, which only the
-# logistic family keeps; the others' figures are what was found, so that they do not get worse unnoticed.
 @pytest.mark.parametrize(
-    ("family", "label", "sd", "seed", "most"),
-    [
-        *[("logistic", "died", sd, seed, 8) for sd in (0.0, 0.15, 0.4, 1.2) for seed in (2, 8)],
-        ("poisson", "visits", 0.0, 3, 11), ("poisson", "visits", 1.2, 3, 10),
-        ("poisson", "visits", 0.4, 1, 8),
-        ("linear", "score", 0.15, 6, 9), ("linear", "score", 1.2, 1, 8),
-    ],
-)  # fmt: skip
-def test_rounds_with_random_intercepts(family, label, sd, seed, most):
-    rows, names, _, _ = pooled(made(hospitals=14, rows=50, seed=seed, sd=sd), label)
-    found = fit(rows, names, LIKELIHOODS[family], "random", False, 1)
-    assert found.rounds <= most and np.isfinite(found.beta).all()
+    ("family", "label"), [("logistic", "died"), ("poisson", "visits"), ("linear", "score")]
+)
+def test_random_intercepts_take_at_most_eight_rounds(family, label):
+    for sd, seed in itertools.product((0.0, 0.15, 0.4, 1.2), range(5)):
+        rows, names, _, _ = pooled(made(hospitals=14, rows=50, seed=seed, sd=sd), label)
+        found = fit(rows, names, LIKELIHOODS[family], "random", False, 1)
+        assert found.rounds <= 8 and np.isfinite(found.beta).all(), (sd, seed)
 
 
 def test_linear_models_have_the_likelihood_of_ordinary_least_squares():
@@ -288,7 +283,8 @@ def test_metafor_s_published_summary_of_the_bcg_trials():
     assert tau2 == pytest.approx(best.x, abs=1e-6)
     found = summarise(y, v)
     w = 1 / (v + tau2)
-    # rma(yi, vi, data=dat) of metafor 4: tau^2 0.3132, I^2 92.22 %, Q 152.2330, estimate -0.7145, se 0.1798
+    # rma(yi, vi, data=dat) as printed by Viechtbauer, J. Stat. Softw. 36(3), 2010: tau^2 0.3132, I^2 92.22 %,
+    # Q 152.2330, estimate -0.7145, se 0.1798
     assert found.tau2 == pytest.approx(0.3132, abs=5e-5)
     assert found.i2 == pytest.approx(0.9222, abs=5e-5)
     assert found.q == pytest.approx(152.2330, abs=5e-5)
@@ -304,10 +300,13 @@ def test_sums_give_dersimonian_and_laird_s_summary_of_the_bcg_trials():
     tau2 = dersimonian_laird(13, w.sum(), (w**2).sum(), q)
     v = 1 / (1 / w + tau2)
     found = random_effects(13, (w.sum(), (w**2).sum(), q), tau2, (v.sum(), v @ y, v @ y**2))
-    # rma(yi, vi, data=dat, method="DL") of metafor 4: tau^2 0.3088, I^2 92.12 %, estimate -0.7141, se 0.1787
-    assert found.tau2 == pytest.approx(0.3088, abs=5e-5) and found.i2 == pytest.approx(0.9212, abs=5e-5)
-    assert found.mean == pytest.approx(-0.7141, abs=5e-5)
-    assert v.sum() ** -0.5 == pytest.approx(0.1787, abs=5e-5)
+    theirs = combine_effects(y, 1 / w, method_re="chi2", use_t=True)  # statsmodels' DerSimonian and Laird
+    assert found.tau2 == pytest.approx(theirs.tau2, abs=1e-9) and found.q == pytest.approx(theirs.q, abs=1e-9)
+    assert found.mean == pytest.approx(theirs.mean_effect_re, abs=1e-9)
+    assert found.se == pytest.approx(theirs.sd_eff_w_re_hksj, abs=1e-9)  # Hartung, Knapp, Sidik and Jonkman
+    # the share of variance beyond chance, with the typical variance of Higgins and Thompson (2002)
+    typical = 12 * w.sum() / (w.sum() ** 2 - (w**2).sum())
+    assert found.i2 == pytest.approx(theirs.tau2 / (theirs.tau2 + typical), abs=1e-9)
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
@@ -445,7 +444,7 @@ def test_a_hospital_without_events_counts_and_is_named_where_it_cannot():
 
 def test_rows_with_gaps_are_left_out_and_counted():
     frame = made().with_columns(age=pl.when(pl.col("flag") == 1).then(None).otherwise(pl.col("age")))
-    known, lost = complete_rows(frame, ["age"], ["died"])
+    known, lost = complete_rows(frame, ["age", "died"])
     assert known.height + lost == frame.height and lost == int(frame["flag"].sum())
 
 
@@ -461,9 +460,9 @@ def test_real_tables_against_statsmodels(data, file, label, center, formula):
     frame = pl.read_csv(data("hospitals") / file)
     result = regress(frame, label, center, formula)
     parsed = parse_formula(formula)
-    known, _ = complete_rows(frame, [*parsed.columns, label, center], ())
+    known, _ = complete_rows(frame, [*parsed.columns, label, center])
     parts = known.sort(center, maintain_order=True).partition_by(center, maintain_order=True)
-    schema, _ = agree(parsed, parts, 10)
+    schema = agree(parsed, parts, 10)
     x = np.concatenate([schema.build(part)[0] for part in parts])
     y = np.concatenate([part[label].to_numpy() for part in parts])
     model = sm.GLM(y, sm.add_constant(x), family=sm.families.Binomial()).fit(tol=1e-13)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import abps
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
 from abps.study.plan import Request, Source, key_of, make_plan
@@ -201,6 +202,24 @@ def test_a_study_of_an_older_version_is_read_with_what_it_says_more(plan, tmp_pa
     rewritten(study, runs=older, request=document["request"] | {"leave_out": 0})
     assert [run.key for run in study.read().runs] == [run.key for run in plan.runs]
     assert study.open(plan) == []
+
+
+def test_a_study_of_the_version_before_is_read_and_its_runs_are_computed_anew(tmp_path, monkeypatch, capsys):
+    def compared():
+        return abps.compare(SMALL.load(), ["local"], [1], tmp_path / "s", rounds=1, references=False)
+
+    with monkeypatch.context() as before:
+        before.setattr("abps.study.plan.VERSION", "0.1.0")
+        compared()
+    assert abps.load_study(tmp_path / "s").frame().equals(compared().frame())
+    assert "belongs to no run of this study" in capsys.readouterr().err.replace("\n", " ")
+    for path in (tmp_path / "s" / "runs").glob("*/scores.parquet"):  # as 0.1.0 left its runs
+        receipt = json.loads((path.parent / "run.json").read_text())
+        del receipt["files"][path.name]
+        (path.parent / "run.json").write_text(json.dumps(receipt))
+        path.unlink()
+    with pytest.raises(RequestError, match=r"scores.parquet\) are missing; ask for the same comparison"):
+        abps.load_study(tmp_path / "s").report()
 
 
 def test_a_study_of_another_format_is_refused_and_stays_as_it_is(plan, tmp_path):

@@ -29,13 +29,8 @@ from abps.core.errors import RequestError
 TAKE_HOME = ("card.html", "card.md", "model.onnx", "model.json", "codebook.json", "weights.safetensors")
 
 
-def _home(request: Request) -> Path:
-    home: Path = request.app.state.home
-    return home
-
-
 def _study(request: Request) -> AppStudy:
-    study = studies.find_study(_home(request), request.path_params["study"])
+    study = studies.find_study(request.app.state.home, request.path_params["study"])
     if study is None:
         raise HTTPException(404, WORDS["error"]["absent"])
     return study
@@ -56,14 +51,14 @@ async def _copy(file: BinaryIO, target: Path) -> None:
 
 async def home(request: Request) -> Response:
     """A new study, and the past ones."""
-    return page(request, "home.html", studies=studies.all_studies(_home(request)))
+    return page(request, "home.html", studies=studies.all_studies(request.app.state.home))
 
 
 async def create(request: Request) -> Response:
     """A table was chosen or dropped."""
     form = await checked_form(request)
     name, file = _uploaded(form)
-    study = studies.new_study(_home(request), name)
+    study = studies.new_study(request.app.state.home, name)
     try:
         await _copy(file, study.folder / study.choices.file)
         found = await to_thread.run_sync(
@@ -80,13 +75,9 @@ async def create(request: Request) -> Response:
     return go(f"/studies/{study.name}/columns")
 
 
-async def columns(request: Request) -> Response:
-    """Which column is what."""
-    return _columns(request, _study(request))
-
-
-def _columns(request: Request, study: AppStudy, sentence: str = "") -> Response:
-    """sentence: what is wrong with the columns that were chosen."""
+async def columns(request: Request, sentence: str = "") -> Response:
+    """Which column is what.  sentence: what is wrong with those that were chosen."""
+    study = _study(request)
     return page(
         request, "columns.html", 422 if sentence else 200, study=study, choices=study.choices,
         preview=study.read("preview.json"), roles=ROLES, outcomes=OUTCOMES, sentence=sentence,
@@ -122,7 +113,7 @@ async def _checked(request: Request, study: AppStudy) -> Response:
     found = await to_thread.run_sync(lambda: run_now([*study.check_command(), "--json"], study.folder))
     if found.returncode:
         sentence = last_sentence(found.stderr).replace(study.choices.file, study.choices.title)
-        return _columns(request, study, sentence)
+        return await columns(request, sentence)
     files.write_text(study.folder / "check.json", found.stdout)
     return go(f"/studies/{study.name}/check")
 
@@ -143,7 +134,7 @@ async def check(request: Request) -> Response:
 
 def _only_one(request: Request, job: Job) -> None:
     """Two jobs at once would take longer than one after the other."""
-    for study in studies.all_studies(_home(request)):
+    for study in studies.all_studies(request.app.state.home):
         for other in (study.compare, study.fit):
             if other != job and other.state is JobState.RUNNING:
                 raise RequestError(WORDS["error"]["busy"].format(title=study.choices.title))
@@ -186,17 +177,14 @@ async def run(request: Request) -> Response:
     job = study.compare
     if job.state is JobState.ABSENT:
         return go(f"/studies/{study.name}/check")
-    models, fit = study.models(), study.fit
+    seeds, fit = job.arguments[job.arguments.index("--seeds") + 1], study.fit
     return page(
-        request, "run.html", study=study, choices=study.choices, progress=progress_of(job),
-        command=command_words(job.arguments), depth=_depth(job.arguments), log=job.log[-3000:], fit=fit.state,
-        report=(study.folder / "study" / "report.html").is_file(), fit_progress=progress_of(fit),
-        fit_command=command_words(study.fit_command("abps-plus")), models=list(models), script=study.script(),
+        request, "run.html", study=study, choices=study.choices, progress=progress_of(job), fit=fit.state,
+        command=command_words(job.arguments), depth=next(d for d, each in DEPTHS.items() if each == seeds),
+        log=job.log[-3000:], report=(study.folder / "study" / "report.html").is_file(),
+        fit_progress=progress_of(fit), fit_command=command_words(study.fit_command("abps-plus")),
+        models=list(study.models()), script=study.script(),
     )  # fmt: skip
-
-
-def _depth(arguments: list[str]) -> str:
-    return next(d for d, seeds in DEPTHS.items() if arguments[arguments.index("--seeds") + 1] == seeds)
 
 
 async def report(request: Request) -> Response:

@@ -1,13 +1,17 @@
-"""Templates and the words on them: one file of strings per language."""
+"""Pages and their server on this machine: templates, and the words on them (one file per language)."""
 
 from __future__ import annotations
 
 import datetime
+import socket
+import sys
 import tomllib
+import webbrowser
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
@@ -82,7 +86,25 @@ def make_app(session: BrowserSession, title: str, routes: list[BaseRoute], **sta
         middleware=[Middleware(Guard, session=session)],
         exception_handlers={HTTPException: refused, RequestError: refused, Exception: refused},
     )
-    app.state.session, app.state.title = session, title
-    for name, value in state.items():
+    for name, value in {"session": session, "title": title, **state}.items():
         setattr(app.state, name, value)
     return app
+
+
+def serve(title: str, routes: list[BaseRoute], port: int, show: bool, **state: Any) -> None:
+    """Serve until interrupted. port: 0 takes a free one.  show: open the browser.  state: for the pages."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        raise RequestError(f"port={port}: {error.strerror}; choose another, or 0 for a free one") from error
+    listener.listen(64)  # before the address is shown: a quick browser is not refused
+    session = BrowserSession(listener.getsockname()[1])
+    app = make_app(session, title, routes, **state)
+    print(f"open {session.address}", flush=True)
+    print("this address works once, on this machine; Ctrl-C ends the server", file=sys.stderr, flush=True)
+    if show:
+        webbrowser.open(session.address)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+    uvicorn.Server(config).run(sockets=[listener])

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from abps.cli import options
-from abps.cli.commands import as_flags
+from abps.cli.main import as_flags
 from abps.core.errors import RequestError
 from abps.data.check import TableCheck, left_out_lines
 from abps.data.repairs import RULES, Repair

@@ -290,7 +290,7 @@ def console(
     own_file(kit)  # a folder that is no kit ends here
     need_pages()
     from abps.app.console import routes
-    from abps.app.serve import serve
+    from abps.app.pages import serve
 
     serve(f"abps · {kit.resolve().name}", routes(), port, show_page, kit=kit.resolve())
 
@@ -493,10 +493,10 @@ def harmonise(
     if not medians:
         said.append("units were not compared: the codebook has no scales; name a counted study with --study")
     if out is not None and entries:
-        files.write_text(out, maps.as_toml(entries))
+        files.write_text(out, files.as_toml(entries))
         said.append(f"wrote {out}; it is in force as {maps.map_path(own.table)}")
     summary = {"site": own.site, "entries": entries, "said": said}
-    emit(as_json, summary, *(said or ["all columns fit"]), *maps.as_toml(entries).splitlines())
+    emit(as_json, summary, *(said or ["all columns fit"]), *files.as_toml(entries).splitlines())
 
 
 _SEND = typer.Option(help="Copy the files to send into this folder.")

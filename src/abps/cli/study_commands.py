@@ -192,7 +192,7 @@ def _as_words(path: Path, name: str, value: Any, several: bool) -> Any:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a study's file, from the options of ``abps compare``."""
-    from abps.cli.commands import loaded
+    from abps.cli.main import loaded
 
     properties, types = {}, get_type_hints(options.flatten(compare))
     for name, option in _by_flag(loaded("compare")).items():
@@ -362,7 +362,7 @@ def app(
     """
     need_pages()
     from abps.app.analyst import routes
-    from abps.app.serve import serve
+    from abps.app.pages import serve
 
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)  # tables of patients: for their owner alone

@@ -6,8 +6,11 @@ import importlib.util
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from abps import files
 from abps.core.errors import RequestError
@@ -19,8 +22,10 @@ from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_t
 from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
 from abps.fitted.portable import to_onnx
 from abps.methods.regression import Regression
-from abps.statistics.newton import Fit
+from abps.methods.sum_study import SumStudy
+from abps.statistics.evaluation import EvaluationTotals
 from abps.statistics.regression import RegressionResult, common_result
+from abps.statistics.table_one import TableOne
 from abps.wire.number_lists import NumberList
 
 if TYPE_CHECKING:
@@ -102,24 +107,25 @@ def _agreed(store: Store, own: SiteFile) -> Agreement:
     return made.admitted(own.allow)
 
 
-def site_effects(store: Store, own: SiteFile) -> RegressionResult | None:
-    """The effects of a regression, from the totals that a site has; None if the study is something else."""
+def site_statistics(store: Store, own: SiteFile) -> RegressionResult | TableOne | EvaluationTotals | None:
+    """What a study of sums found, from the totals that a site has; None if the study is something else."""
     agreement = _agreed(store, own)
     config = agreement.config()
-    if not isinstance(config, Regression):
+    if not isinstance(config, SumStudy):
         return None
     data = agreement.prepare(own.read_table(agreement.book))
-    schema, (rows,) = config.design(data)
     totals = [NumberList.read(content)[0].values for content in store.broadcasts().values()]
-    found = config.result(schema, rows, data, totals)
-    if not isinstance(found, Fit):
-        raise RequestError(found if isinstance(found, str) else f"{own.site}: the regression is not done yet")
-    family = config.likelihood(data.outcome.kind)
+    found = config.result(config.inputs(data)[0], data, totals)
+    if isinstance(found, str | np.ndarray):
+        raise RequestError(found if isinstance(found, str) else f"{own.site}: the study is not done yet")
     notes = _who_took_part(store, config)
+    if not isinstance(config, Regression):
+        return replace(found, notes=notes)
+    family = config.likelihood(data.outcome.kind)
     return common_result(found, family, config.intercepts, config.clustered, own.label, notes)
 
 
-def _who_took_part(store: Store, config: Regression) -> tuple[str, ...]:
+def _who_took_part(store: Store, config: SumStudy) -> tuple[str, ...]:
     """Whose rows are in the sums, and what was approved for absent members."""
     kept, opened = store.state(), json.loads(store.facts().get("opened", "{}")).get("all")
     absent = [] if kept is None or opened is None else sorted(set(kept[0]) - set(opened))
@@ -131,8 +137,8 @@ def site_model(store: Store, own: SiteFile) -> FitResult:
     """A site's final model, with the evaluation on its own rows: nothing of it was seen by others."""
     agreement = _agreed(store, own)
     book, seed, config = agreement.book, agreement.seed, agreement.config()
-    if isinstance(config, Regression):
-        raise RequestError("a regression estimates effects; they are in effects.csv")
+    if isinstance(config, SumStudy):
+        raise RequestError("this study makes statistics and no model; they are in this folder")
     weights = store.model()
     if weights is None:
         raise RequestError(f"{own.site}: no round is finished yet, so there is no model")

@@ -17,6 +17,7 @@ from abps.methods.fedavg import FedAvg, FedProx
 from abps.methods.random_pairs import RandomPairs
 from abps.methods.references import Centralized, GlmExact, Local, LocalBest, PooledBest
 from abps.methods.regression import Regression
+from abps.methods.sum_study import EvaluationStudy, TableOneStudy
 from abps.registry import Extended, Registry, first_line
 
 
@@ -135,11 +136,16 @@ def _method(found: Any) -> Method | None:
     return found if isinstance(found, Method) else None
 
 
+#: Statistics between sites: made of sums, and nothing that is trained.
+_SUMS: Final[dict[str, Method]] = {
+    "regression": Regression(), "table-one": TableOneStudy(), "evaluation": EvaluationStudy(),
+}  # fmt: skip
+
 METHODS: Final = Registry[Method](
     "method",
     "abps.methods",
     Extended(
-        {name: entry.config for name, entry in _ENTRIES.items()} | {"regression": Regression()},
+        {name: entry.config for name, entry in _ENTRIES.items()} | _SUMS,
         _RIVALS,
         lambda entry: entry.config,
     ),

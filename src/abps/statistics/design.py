@@ -134,24 +134,21 @@ class Schema:
         return restricted_cubic(values, self.knots[factor.column, factor.df])
 
 
-def agree(formula: Formula, frames: Sequence[pl.DataFrame], min_cell: int) -> tuple[Schema, int]:
-    """The common schema of hospitals' complete rows, and how many numbers each sends for it.
+def agree(formula: Formula, frames: Sequence[pl.DataFrame], min_cell: int) -> Schema:
+    """The common schema of hospitals' complete rows.
 
     Levels and quantiles follow from counts summed over hospitals; a level needs ``min_cell`` rows in all.
     """
     levels: dict[str, tuple[str, ...]] = {}
-    sent = 0
     for column in formula.columns:
         if not frames[0][column].dtype.is_numeric() and frames[0][column].dtype != pl.Boolean:
             levels[column] = _levels(column, frames, min_cell)
-            sent += len(levels[column])
     knots: dict[tuple[str, int], tuple[float, ...]] = {}
     for factor in {f for term in formula.terms for f in term if f.df}:
         if factor.column in levels:
             raise RequestError(f"spline({factor.column}): it holds categories; write {factor.column}")
         knots[factor.column, factor.df] = _knots(factor, frames)
-        sent += BINS + 2
-    return schema_of(formula, levels, knots), sent
+    return schema_of(formula, levels, knots)
 
 
 def schema_of(
@@ -205,12 +202,10 @@ def _names(schema: Schema, term: tuple[Factor, ...]) -> list[str]:
     return names
 
 
-def complete_rows(
-    frame: pl.DataFrame, columns: Sequence[str], others: Sequence[str]
-) -> tuple[pl.DataFrame, int]:
+def complete_rows(frame: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """The rows in which all of these columns are known, and how many others there are."""
     for column in columns:
         if column not in frame.columns:
             raise RequestError(f"there is no column {column!r}{nearest(column, frame.columns)}")
-    known = frame.select([*dict.fromkeys([*columns, *others])]).drop_nulls().drop_nans()
+    known = frame.select(list(dict.fromkeys(columns))).drop_nulls().drop_nans()
     return known, frame.height - known.height

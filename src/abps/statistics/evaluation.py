@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +19,13 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.evaluate.calibration import calibration
 from abps.evaluate.performance import area, at_threshold
-from abps.statistics.heterogeneity import EffectHeterogeneity, summarise
+from abps.statistics.families import LIKELIHOODS, HospitalRows
+from abps.statistics.heterogeneity import EffectHeterogeneity, dersimonian_laird, random_effects, summarise
+from abps.statistics.newton import LEAST_AVERAGED, SumProgram, program, split_total
 
 Floats = NDArray[np.float64]
 
@@ -89,9 +92,7 @@ class HospitalEvaluation:
         found = self.summaries[model, subgroup]
         if found is None:
             return None
-        names = ("mean", "low", "high", "next_low", "next_high")
-        back = {name: float(expit(getattr(found, name))) for name in names}
-        return {**back, "tau2": found.tau2, "i2": found.i2, "hospitals": float(found.hospitals)}
+        return _on_auroc_scale(found)
 
     def transport(self, model: str) -> list[str]:
         """A sentence for every hospital that took no part: its AUROC beside what the others predict."""
@@ -119,6 +120,13 @@ class HospitalEvaluation:
         body = {"schema": "abps.evaluation/1", "min_cell": self.min_cell, "outside": list(self.outside)}
         plain = json.dumps({**body, "summaries": summaries, "results": self.frame().to_dicts()})
         return dict(json.loads(plain.replace("NaN", "null")))
+
+
+def _on_auroc_scale(found: EffectHeterogeneity) -> dict[str, float]:
+    """A summary of log odds of AUROC, as AUROC."""
+    names = ("mean", "low", "high", "next_low", "next_high")
+    back = {name: float(expit(getattr(found, name))) for name in names}
+    return {**back, "tau2": found.tau2, "i2": found.i2, "hospitals": float(found.hospitals)}
 
 
 def evaluate_models(
@@ -201,6 +209,80 @@ def _summary(own: Sequence[AtHospital]) -> EffectHeterogeneity | None:
         return None
     a, se = known.T
     return summarise(logit(a), (se / (a * (1.0 - a))) ** 2)
+
+
+# Between sites --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluationTotals:
+    """A model at all hospitals together, from totals.
+
+    hospitals, rows, events: that took part.  auroc: random-effects summary of the log odds of the AUROC of
+    hospitals with enough events and non-events; None where they are too few to average without showing one.
+    observed_expected: events over those that the model expects.  intercept, slope: of calibration, with
+    standard errors.  benefit: net benefit by threshold.
+    """
+
+    model: str
+    hospitals: int
+    rows: int
+    events: int
+    auroc: EffectHeterogeneity | None
+    brier: float
+    observed_expected: float
+    intercept: tuple[float, float]
+    slope: tuple[float, float]
+    benefit: Mapping[float, float]
+    notes: tuple[str, ...] = ()
+
+    def write(self, out: Path) -> list[Path]:
+        """evaluation.json in a folder."""
+        body: dict[str, Any] = {"schema": "abps.evaluation-totals/1", **asdict(self)}
+        if self.auroc is not None:
+            body["auroc"] = _on_auroc_scale(self.auroc)
+        body["benefit"] = {f"{at:g}": value for at, value in self.benefit.items()}
+        files.write_json(out / "evaluation.json", body)
+        return [out / "evaluation.json"]
+
+
+def evaluation_program(
+    p: Floats, y: Floats, thresholds: Sequence[float], min_cell: int, model: str
+) -> SumProgram[EvaluationTotals]:
+    """What one hospital does for the evaluation of a model at all: two totals, and those of the calibration.
+
+    p, y: (rows,) probabilities and outcomes.
+    """
+    own = _at(model, "", p, y, (), min_cell, ALL)
+    weight = away = 0.0
+    if own.auroc is not None and own.auroc_se:
+        weight = (own.auroc * (1.0 - own.auroc) / own.auroc_se) ** 2
+        away = float(logit(own.auroc))
+    flagged = [((p >= t) & (y == kind)).sum() for t in thresholds for kind in (1, 0)]
+    sums = [1.0, len(y), y.sum(), p.sum(), ((p - y) ** 2).sum(), *flagged]
+    moments = [float(weight > 0), weight, weight * away, weight * away**2, weight**2]
+    total = yield from split_total(np.array([*sums, *moments], dtype=np.float64))
+    hospitals, rows, events, expected, squares = total[:5]
+    if min(events, rows - events) < max(min_cell, 1):
+        raise RequestError(f"fewer than {min_cell} events or non-events in all hospitals together")
+    count, w, wa, waa, w2 = total[-5:]
+    found, q = None, waa - wa**2 / max(w, 1e-300)
+    tau2 = dersimonian_laird(count, w, w2, q)
+    if count >= LEAST_AVERAGED:
+        weight = weight / (1.0 + tau2 * weight)
+        summed = yield from split_total(np.array([weight, weight * away, weight * away**2]))
+        found = random_effects(round(count), (w, w2, q), tau2, tuple(summed))
+    log_odds = logit(np.clip(p, 1e-12, 1.0 - 1e-12))
+    table = HospitalRows(log_odds[:, None], y, np.zeros(len(y)))
+    line = yield from program(table, ["log odds"], LIKELIHOODS["logistic"], min_cell=min_cell)
+    intercept, slope = zip(line.beta.tolist(), np.sqrt(np.diag(line.covariance)).tolist())
+    right, wrong = total[5:-5].reshape(-1, 2).T
+    odds = np.array(thresholds) / (1.0 - np.array(thresholds))
+    benefit = dict(zip(thresholds, ((right - odds * wrong) / rows).tolist()))
+    return EvaluationTotals(
+        model, round(hospitals), round(rows), round(events), found, float(squares / rows),
+        float(events / expected), intercept, slope, benefit,
+    )  # fmt: skip
 
 
 # Where probabilities come from -----------------------------------------------------------------------

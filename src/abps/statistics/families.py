@@ -45,37 +45,38 @@ POINTS: Final = 15
 
 
 class Likelihood(Protocol):
-    """A likelihood with canonical link; ``intercept``: whether its linear predictor has one."""
+    """A likelihood; ``intercept``: whether its linear predictor has one."""
 
-    name: str
-    intercept: bool
+    @property
+    def name(self) -> str:
+        """How people call it."""
+        ...
+
+    @property
+    def intercept(self) -> bool:
+        """Whether its linear predictor has one."""
+        ...
 
     def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
         """Log-likelihood, score and information of one hospital at the coefficients (p,)."""
         ...
 
 
+@dataclass(frozen=True)
 class CanonicalGLM:
-    """A generalised linear model with canonical link: score X'(y - mu), information X'VX."""
+    """A generalised linear model with canonical link: score X'(y - mu), information X'VX.
+
+    mean: (rows,) mean and variance at a linear predictor.  loglik: (rows,) of outcomes at linear predictors.
+    link: the linear predictor of a mean.  guess: (rows,) linear predictors near the outcomes, from which
+    weighted least squares begins.
+    """
 
     name: str
-    intercept = True
-
-    def mean(self, eta: Floats) -> tuple[Floats, Floats]:
-        """(rows,) mean and variance at a linear predictor."""
-        raise NotImplementedError
-
-    def loglik(self, y: Floats, eta: Floats) -> Floats:
-        """(rows,) log-likelihood of each row."""
-        raise NotImplementedError
-
-    def link(self, mean: float) -> float:
-        """The linear predictor of a mean."""
-        raise NotImplementedError
-
-    def guess(self, y: Floats) -> Floats:
-        """(rows,) linear predictors near the outcomes, from which weighted least squares begins."""
-        raise NotImplementedError
+    mean: Callable[[Floats], tuple[Floats, Floats]]
+    loglik: Callable[[Floats, Floats], Floats]
+    link: Callable[[float], float]
+    guess: Callable[[Floats], Floats]
+    intercept: bool = True
 
     def working(self, rows: HospitalRows) -> tuple[Floats, Floats]:
         """(rows,) working response and weight at the guess: the first step of iterated least squares."""
@@ -91,72 +92,41 @@ class CanonicalGLM:
         return Sums(float(self.loglik(rows.y, eta).sum()), rows.x.T @ (rows.y - mean), information)
 
 
-class LogisticLikelihood(CanonicalGLM):
-    """Binary outcome; coefficients are log odds ratios."""
-
-    name = "logistic"
-
-    def mean(self, eta: Floats) -> tuple[Floats, Floats]:
-        """Probability, and p(1 - p)."""
-        p = expit(eta)
-        return p, p * (1.0 - p)
-
-    def loglik(self, y: Floats, eta: Floats) -> Floats:
-        """Bernoulli."""
-        return y * eta - np.logaddexp(0.0, eta)
-
-    def link(self, mean: float) -> float:
-        """Log odds."""
-        return float(logit(mean))
-
-    def guess(self, y: Floats) -> Floats:
-        """Log odds of the outcome drawn halfway to one half."""
-        return np.asarray(logit((y + 0.5) / 2.0))
+def _bernoulli(eta: Floats) -> tuple[Floats, Floats]:
+    p = expit(eta)
+    return p, p * (1.0 - p)
 
 
-class PoissonLikelihood(CanonicalGLM):
-    """Counts; coefficients are log rate ratios."""
-
-    name = "poisson"
-
-    def mean(self, eta: Floats) -> tuple[Floats, Floats]:
-        """Rate, which is the variance too."""
-        rate = np.exp(np.clip(eta, -40.0, 40.0))
-        return rate, rate
-
-    def loglik(self, y: Floats, eta: Floats) -> Floats:
-        """Poisson."""
-        return y * eta - np.exp(np.clip(eta, -40.0, 40.0)) - gammaln(y + 1.0)
-
-    def link(self, mean: float) -> float:
-        """Log."""
-        return float(np.log(mean))
-
-    def guess(self, y: Floats) -> Floats:
-        """Log of the count and a little."""
-        return np.log(np.maximum(y, 0.0) + 0.1)
+def _rate(eta: Floats) -> Floats:
+    return np.asarray(np.exp(np.clip(eta, -40.0, 40.0)))
 
 
-class NormalLikelihood(CanonicalGLM):
-    """A number with normal errors of unit variance; the residual variance is estimated afterwards."""
+#: Binary outcome; coefficients are log odds ratios.
+LOGISTIC: Final = CanonicalGLM(
+    "logistic",
+    _bernoulli,
+    lambda y, eta: y * eta - np.logaddexp(0.0, eta),
+    lambda mean: float(logit(mean)),
+    lambda y: np.asarray(logit((y + 0.5) / 2.0)),
+)
 
-    name = "linear"
+#: Counts; coefficients are log rate ratios.
+POISSON: Final = CanonicalGLM(
+    "poisson",
+    lambda eta: (_rate(eta), _rate(eta)),
+    lambda y, eta: y * eta - _rate(eta) - gammaln(y + 1.0),
+    lambda mean: float(np.log(mean)),
+    lambda y: np.log(np.maximum(y, 0.0) + 0.1),
+)
 
-    def mean(self, eta: Floats) -> tuple[Floats, Floats]:
-        """The mean, and one."""
-        return eta, np.ones_like(eta)
-
-    def loglik(self, y: Floats, eta: Floats) -> Floats:
-        """Half the squared residual, negative."""
-        return -0.5 * (y - eta) ** 2
-
-    def link(self, mean: float) -> float:
-        """The mean itself."""
-        return mean
-
-    def guess(self, y: Floats) -> Floats:
-        """The number itself."""
-        return y
+#: A number with normal errors of unit variance; the residual variance is estimated afterwards.
+NORMAL: Final = CanonicalGLM(
+    "linear",
+    lambda eta: (eta, np.ones_like(eta)),
+    lambda y, eta: -0.5 * (y - eta) ** 2,
+    lambda mean: mean,
+    lambda y: y,
+)
 
 
 class CoxLikelihood:
@@ -203,9 +173,7 @@ class CoxLikelihood:
         return Sums(loglik, score, information)
 
 
-LIKELIHOODS: dict[str, Likelihood] = {
-    f.name: f for f in (LogisticLikelihood(), NormalLikelihood(), PoissonLikelihood(), CoxLikelihood())
-}
+LIKELIHOODS: dict[str, Likelihood] = {f.name: f for f in (LOGISTIC, NORMAL, POISSON, CoxLikelihood())}
 
 
 # A hospital's own intercept --------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -113,16 +111,12 @@ class RegressionResult:
                 continue
             shown = [_exp(v) if ratio else v for v in (e.estimate, e.low, e.high)]
             h = e.heterogeneity
-            rows.append(
-                (
-                    e.name,
-                    _number(shown[0]),
-                    f"{_number(shown[1])} to {_number(shown[2])}",
-                    _p(e.p),
-                    "–" if h is None else f"{h.tau2**0.5 if h.likelihood is None else h.likelihood.tau:.2f}",
-                    "–" if h is None else f"{100 * h.i2:.0f} %",
-                )
-            )
+            differ = ("–", "–")
+            if h is not None:
+                tau = h.tau2**0.5 if h.likelihood is None else h.likelihood.tau
+                differ = (f"{tau:.2f}", f"{100 * h.i2:.0f} %")
+            interval = f"{_number(shown[1])} to {_number(shown[2])}"
+            rows.append((e.name, _number(shown[0]), interval, _p(e.p), *differ))
         return head, rows
 
     def to_json(self) -> dict[str, Any]:
@@ -137,15 +131,9 @@ class RegressionResult:
     def write(self, out: Path) -> list[Path]:
         """effects.csv, effects.tex and regression.json in a folder."""
         out.mkdir(parents=True, exist_ok=True)
-        head, rows = self.table()
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        frame = self.frame()
-        writer.writerow(frame.columns)
-        writer.writerows(["" if v is None else v for v in row] for row in frame.iter_rows())
         made = {
-            "effects.csv": text.getvalue(),
-            "effects.tex": _latex(head, rows),
+            "effects.csv": self.frame().write_csv(),
+            "effects.tex": _latex(*self.table()),
             "regression.json": json.dumps(self.to_json(), indent=1) + "\n",
         }
         for name, content in made.items():
@@ -184,7 +172,7 @@ def regress(
     parsed = parse_formula(formula) if isinstance(formula, str) else formula
     _roles_apart(parsed, label, center, duration)
     others = [label, center, *([duration] if duration else [])]
-    known, incomplete = complete_rows(frame, [*parsed.columns, *others], ())
+    known, incomplete = complete_rows(frame, [*parsed.columns, *others])
     if not known.height:
         raise RequestError(
             "no row is complete in the columns of the formula; leave out columns with many gaps"
@@ -193,7 +181,7 @@ def regress(
     names = tuple(str(part[center][0]) for part in parts)
     if len(parts) < 2:
         raise RequestError(f"{center!r} names {len(parts)} hospital; a regression over hospitals needs two")
-    schema, _ = agree(parsed, parts, min_cell)
+    schema = agree(parsed, parts, min_cell)
     rows = [_rows(part, schema.build(part), label, duration, family) for part in parts]
     notes = _notes(rows, names, intercepts, family)
     fits = fit(rows, schema.names, chosen, intercepts, robust, min_cell)
@@ -242,20 +230,18 @@ def _rows(
     return HospitalRows(*(built[0], y, built[1]), time)
 
 
-def _events(rows: HospitalRows, family: str) -> int:
-    return int(rows.y.sum()) if family != "linear" else len(rows.y)
-
-
 def _notes(
     rows: Sequence[HospitalRows], names: Sequence[str], intercepts: str, family: str
 ) -> tuple[str, ...]:
-    if intercepts != "fixed" or family == "linear":
-        return ()
-    alike = [name for name, one in zip(names, rows) if one.y.min() == one.y.max()]
+    cox, own = family == "cox", intercepts == "fixed" and family != "linear"
+    alike = [
+        name for name, r in zip(names, rows) if (cox and not r.y.any()) or (own and r.y.min() == r.y.max())
+    ]
     if not alike:
         return ()
     shown = ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else "")
-    return (f"{shown}: one outcome only, so with an intercept of their own they say nothing of the effects",)
+    why = "no event, so in a stratum of their own" if cox else "one outcome only, so with their own intercept"
+    return (f"{shown}: {why} they say nothing of the effects",)
 
 
 def common_result(
@@ -297,10 +283,8 @@ def _with_hospitals(
     result: RegressionResult, fits: Sequence[Fit], rows: Sequence[HospitalRows], names: tuple[str, ...]
 ) -> RegressionResult:
     """The result of one table, with the hospitals' own estimates and outcomes."""
-    first, events = (
-        len(fits[0].beta) - len(fits[0].score),
-        np.array([_events(r, result.family) for r in rows]),
-    )
+    first = len(fits[0].beta) - len(fits[0].score)
+    events = np.array([len(r.y) if result.family == "linear" else int(r.y.sum()) for r in rows])
     effects, hospitals = list(result.effects), {}
     for column, unit in enumerate(fits[0].unit):
         estimates, variances = hospital_estimates(fits, column)

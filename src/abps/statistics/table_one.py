@@ -1,5 +1,8 @@
 """Table 1 of a federation: what its patients look like, overall and at every hospital.
 
+:func:`table_one` is for one table with the rows of all hospitals; between sites :func:`table_program` gives
+the overall figures from masked totals.
+
 Overall figures follow from sums over hospitals (counts, sums, squares, counts in common bins). A hospital's
 own column shows a cell only if it and its complement have at least ``min_cell`` patients, and if no other
 suppressed cell would follow from it: a line or a hospital with one suppressed cell has a second one. A
@@ -8,15 +11,18 @@ suppressed cell says so and is not a zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.statistics.design import BINS
+from abps.statistics.newton import SumProgram, split_total
 
 Floats = NDArray[np.float64]
 
@@ -47,6 +53,12 @@ class TableOne:
     rows: tuple[str, ...]
     total: int
     lines: tuple[TableLine, ...]
+    notes: tuple[str, ...] = ()
+
+    def write(self, out: Path) -> list[Path]:
+        """table-one.csv in a folder."""
+        files.write_text(out / "table-one.csv", self.frame().write_csv())
+        return [out / "table-one.csv"]
 
     def frame(self) -> pl.DataFrame:
         """One row per line, one column per hospital."""
@@ -87,6 +99,46 @@ def table_one(frame: pl.DataFrame, center: str, columns: Sequence[str] = (), min
             lines += _categorical(column, [part[column].cast(pl.String) for part in parts], min_cell)
     rows = tuple(_count(part.height, min_cell) for part in parts)
     return TableOne(names, rows, frame.height, tuple(lines))
+
+
+def table_program(
+    frame: pl.DataFrame,
+    levels: Mapping[str, Sequence[str]],
+    quantiles: Mapping[str, Sequence[float]],
+    min_cell: int,
+) -> SumProgram[TableOne]:
+    """What one hospital does for the table of all: one total of counts, sums and squares.
+
+    levels: of every column that has some.  quantiles: of the others, as they were agreed on.
+    """
+    sums: list[list[float]] = [[frame.height, 1.0]]
+    for column in frame.columns:
+        if column in levels:
+            text = frame[column].cast(pl.String).drop_nulls().to_list()
+            sums.append([len(text), *[text.count(level) for level in levels[column]]])
+        else:
+            known = frame[column].cast(pl.Float64).drop_nulls().drop_nans().to_numpy()
+            sums.append([len(known), known.sum(), known @ known])
+    ends = np.cumsum([len(part) for part in sums])[:-1]
+    total = yield from split_total(np.concatenate(sums).astype(np.float64))
+    (rows, hospitals), *parts = np.split(total.round(6), ends)
+    lines: list[TableLine] = []
+
+    def add(column: str, level: str, text: str) -> None:
+        lines.append(TableLine(column, level, text, (), float("nan")))
+
+    for column, (known, *values) in zip(frame.columns, parts):
+        for level, count in zip(levels.get(column, ()), values):
+            add(column, level, _share(count, known, min_cell))
+        if column not in levels:
+            enough = known >= max(min_cell, 1)
+            add(column, "mean (SD)", _moments(known, *values) if enough else SUPPRESSED.format(min_cell))
+            if enough and column in quantiles:
+                low, middle, high = quantiles[column]
+                add(column, "median [IQR]", f"{middle:.4g} [{low:.4g}, {high:.4g}]")
+        if rows > known:
+            add(column, "missing", _share(rows - known, rows, min_cell))
+    return TableOne((), (), round(rows), tuple(lines), (f"{round(hospitals)} hospitals",))
 
 
 def _numeric(column: str, parts: list[pl.Series], min_cell: int) -> list[TableLine]:

@@ -334,7 +334,7 @@ def make_plan(
                 continue
             settings, rounds, attack = dict[str, Any](), request.rounds, None
             if method in plain:
-                settings = known_settings(request, plain[method]) | chosen.get((data, method), {})
+                settings = {**known_settings(request, plain[method]), **chosen.get((data, method), {})}
                 attack = request.attack
             elif getattr(find(method), "fitted", False):  # a reference that is fitted at once knows no rounds
                 rounds = None

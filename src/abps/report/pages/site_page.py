@@ -40,15 +40,15 @@ class SiteReport:
 
 def site_report(store: Store, own: SiteFile, out: Path) -> SiteReport:
     """Write everything that a site has of a study into a new folder."""
-    from abps.fitted.handover import check_new, site_effects, site_model, write_models
+    from abps.fitted.handover import check_new, site_model, site_statistics, write_models
     from abps.sites.node import status
 
     check_new(out)
     written = status.export(store, out)
     model, evaluation, why, value = None, None, "", math.nan
     try:
-        if (effects := site_effects(store, own)) is not None:
-            written = [*written, *effects.write(out)]
+        if (found := site_statistics(store, own)) is not None:
+            written = [*written, *found.write(out)]
         fitted = site_model(store, own)
         (model,) = write_models(fitted, out / "model").values()
         (evaluation,) = fitted.evaluations.values()

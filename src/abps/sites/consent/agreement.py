@@ -27,10 +27,10 @@ from abps.methods.catalog import METHODS
 from abps.methods.coordinated import CoordinatedMethod
 from abps.methods.fedavg import FedAvg, FedProx
 from abps.methods.references import GlmExact, releasable_columns
-from abps.methods.regression import Regression, formula_of
 from abps.methods.settings import configure, describe
 from abps.methods.star import StarMethod
 from abps.methods.star_exchange import StarExchange
+from abps.methods.sum_study import SumStudy
 from abps.wire.codecs import CODECS
 
 #: Methods with a server that sites can be themselves: what a center does with the answer needs nothing else.
@@ -86,8 +86,8 @@ class Agreement:
         outcome = self.book.outcome
         if not outcome.binary and given.only_binary:
             raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {given.only_binary}")
-        if isinstance(given, Regression) and self.book.columns:
-            formula_of(self.book, given.formula)  # a column that is not there is named at once
+        if isinstance(given, SumStudy) and self.book.columns:
+            given.check(self.book)  # a column that is not there is named at once
         return config
 
     @property
@@ -181,7 +181,7 @@ def _between_sites(name: str, method: Method) -> CoordinatedMethod:
         why = "it is a rival for simulations"
     if method.budget is not None:
         why = "the byte budget is for simulations; every site's policy limits its own bytes"
-    if isinstance(method, Regression) and not method.privacy.secure:
+    if isinstance(method, SumStudy) and not method.privacy.secure:
         why = "a coordinator would see exact counts of single sites; leave secure=no out"
     if isinstance(method, StarMethod) and method.participation < 1:
         why = "participation is for simulations; leave it out"

@@ -22,8 +22,8 @@ from abps.core.streams import center_ids
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
 from abps.methods.base import Context, Method, with_derived
-from abps.methods.regression import Regression
 from abps.methods.state_bytes import StateError, thaw
+from abps.methods.sum_study import SumStudy
 from abps.models.learners import learner_for
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.privacy.small_counts import both_enough
@@ -87,7 +87,7 @@ class SiteContext:
         self.digest = agreement.digest()
         self.sender_id = sender_ids(self.digest, terms.job)
         store.keep_table(_fingerprint(data), terms.another_table)
-        if isinstance(self.method, Regression):
+        if isinstance(self.method, SumStudy):
             differencing.remember(store, self.method, data)
         self.learner = learner_for(data, self.method.training, agreement.seed, secret=terms.secret)
         self.roster: tuple[str, ...] = (name,)

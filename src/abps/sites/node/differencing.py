@@ -5,8 +5,8 @@ losses, curvature, counts, levels, scores of models, numbers of rows.
 So a site joins a study only with a table that is one of the earlier ones, or differs from each of them by the
 minimum cell of patients or more. Digests of rows stay beside the stores; they never leave.
 
-Regressions use complete rows. A site keeps, in the store of each, which of its patients are in it; before it
-takes part in another one it compares, and before it signs the members of a first sum it compares those.
+Studies of sums use complete rows. A site keeps, in the store of each, which of its patients are in it; before
+it takes part in another one it compares, and before it signs the members of a first sum it compares those.
 Patients are those of the patient column or, without one, rows by their place in the table.
 """
 
@@ -27,11 +27,11 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared
 from abps.data.table import find_column, read_frame
-from abps.methods.regression import Regression
+from abps.methods.sum_study import SumStudy
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.store.store import Store
 
-#: Facts of a store: which patients a regression uses, and whose sums were opened
+#: Facts of a store: which patients a study of sums uses, and whose sums were opened
 #: (:class:`abps.sites.protocol.masking.SumSteps`).
 _USED: Final = "used"
 OPENED: Final = "opened"
@@ -86,8 +86,8 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def remember(store: Store, method: Regression, data: Prepared) -> None:
-    """Note which patients a regression uses; refuse one that uses all but a few of another's."""
+def remember(store: Store, method: SumStudy, data: Prepared) -> None:
+    """Note which patients a study of sums uses; refuse one that uses all but a few of another's."""
     used = _patients(method, data)
     for other, patients, _ in _earlier(store):
         apart = len(np.setxor1d(used, patients))
@@ -113,7 +113,7 @@ def revealing_members(store: Store, names: Sequence[str]) -> str:
     return ""
 
 
-def _patients(method: Regression, data: Prepared) -> NDArray[np.int64]:
+def _patients(method: SumStudy, data: Prepared) -> NDArray[np.int64]:
     """Sorted numbers of the patients whose rows are complete in the columns of the formula."""
     assert data.source is not None and data.book is not None
     rows = np.flatnonzero(method.used(data))
@@ -121,7 +121,7 @@ def _patients(method: Regression, data: Prepared) -> NDArray[np.int64]:
 
 
 def _earlier(store: Store) -> Iterator[tuple[str, NDArray[np.int64], list[str]]]:
-    """Other regressions of this site of which a sum was opened: name, patients and members."""
+    """Other such studies of this site of which a sum was opened: name, patients and members."""
     for path in sorted(store.path.parent.glob("*.sqlite")):
         if path == store.path:
             continue

@@ -22,7 +22,7 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.methods.base import Floats
 from abps.methods.coordinated import Broadcast, Upload, coordinators
-from abps.methods.regression import Regression
+from abps.methods.sum_study import SumStudy
 from abps.sites.node.context import SiteContext
 from abps.sites.node.differencing import revealing_members
 from abps.sites.node.transport import RELAY, REPEATS, AuditedTransport, Gate, UnreachableError
@@ -89,7 +89,7 @@ class Exchanges:
         absent = sorted(set(self.context.roster) - set(names))
         if absent and self.method.if_absent()[0]:
             return f"is without {', '.join(absent)}, and the study waits for everybody"
-        if first and isinstance(self.method, Regression):
+        if first and isinstance(self.method, SumStudy):
             return revealing_members(self.context.store, names)
         return ""
 
