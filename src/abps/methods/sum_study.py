@@ -105,6 +105,8 @@ class SumStudy(CoordinatedMethod):
 
     def derived(self, context: Context) -> list[Any]:
         """What the programs of every center here need."""
+        assert context.data.book is not None
+        self.check(context.data.book)
         return self.inputs(context.data)
 
     def init(self, context: Context) -> SumState:
