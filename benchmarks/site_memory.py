@@ -1,82 +1,73 @@
-"""What the memory of a site's job process consists of: resident and own MB after each step of a job.
+"""The memory of a federation's processes: the most that each has had resident, and for itself, in a study.
 
-One process with the engine's modules and ours that opens one hospital's table and trains alone, without lines
-to anybody. Own: what no other process shares; the rest of what is resident are pages of libraries' files.
+A rehearsal with real processes, sampled every 50 ms. Own: what no other process shares; the rest of what is
+resident are pages of libraries' files.
 
-    python benchmarks/site_memory.py --model gam
-    python benchmarks/site_memory.py --model mlp
+    python benchmarks/site_memory.py --sites 4
+    python benchmarks/site_memory.py --sites 4 --stays 5000 --set secure=yes
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
-import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+import time
 
 import psutil
 
 
-def steps(folder: Path, name: str) -> None:
-    """Print MB after each step."""
-
-    def show(step: str) -> None:
-        told = psutil.Process().memory_full_info()
-        print(f"| {step} | {told.rss / 1e6:.0f} | {told.uss / 1e6:.0f} |", flush=True)
-
-    print("| | resident MB | own MB |\n|---|---|---|")
-    show("Python")
-    importlib.import_module("nvflare.private.fed.app.client.worker_process")
-    show("+ the engine")
-    for module in ("abps.sites.node.site", "abps.sites.flare.app", "abps.data.table"):
-        importlib.import_module(module)
-
-    show("+ our side of it: the process waits for a job")
-    from abps.models.metrics import auroc, labels_of
-    from abps.sites.consent import sitefile
-    from abps.sites.consent.agreement import Agreement
-
-    agreement = Agreement.from_json(json.loads((folder / "agreement.json").read_text()))
-    method = agreement.config()
-    own = sitefile.find(name, folder / "kits" / name / "local")
-    data = agreement.prepare(own.read_table(agreement.book))
-    show("+ the table, read and prepared")
-    from abps.models.learners import learner_for
-
-    learner = learner_for(data, method.training, agreement.seed)
-    models = learner.start[None]
-    for t in range(1, 6):
-        models = learner.train(models, t)
-        auroc(learner.logits(models, data.validation), labels_of(data.validation))
-    show("+ five rounds of training and judging")
+def kind(command: list[str]) -> str:
+    """What a process of a rehearsal is, by its command line."""
+    text = " ".join(command)
+    who = (
+        "relay"
+        if "fed_server.json" in text or "server_train" in text or "runner_process" in text
+        else "a site"
+    )
+    what = (
+        "job" if "worker_process" in text or "runner_process" in text or "job_process" in text else "waiting"
+    )
+    return f"{who}, {what}" if "nvflare" in text or "abps.sites" in text else "the rehearsal"
 
 
 def main() -> None:
-    """Make a table and an agreement, then measure in a process of its own."""
+    """Run the rehearsal and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("--model", default="gam")
+    arguments.add_argument("--sites", type=int, default=4)
     arguments.add_argument("--stays", type=int, default=300)
-    arguments.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    arguments.add_argument("--set", action="append", default=[])
+    arguments.add_argument("--method", default="abps-plus")
     given = arguments.parse_args()
-    if given.inside:
-        steps(given.inside, "north")
-        return
-    from abps.sites.flare.kits import _LEAN
-    from abps.sites.flare.rehearsal import RehearsalPlan, prepare
-
+    most: dict[str, tuple[int, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        prepare(
-            Path(folder),
-            RehearsalPlan(3, "memory", "abps-plus", settings={"model": given.model}, stays=given.stays),
-            "localhost",
-            8002,
-        )
-        command = [sys.executable, __file__, "--inside", folder]
-        subprocess.run(command, check=True, env={**os.environ, **_LEAN})
+        command = [
+            sys.executable,
+            "-m",
+            "abps",
+            "site",
+            "rehearse",
+            "--out",
+            f"{folder}/rehearsal",
+            "--limit",
+            "600",
+        ]
+        command += ["--sites", str(given.sites), "--stays", str(given.stays), "--method", given.method]
+        command += [word for each in given.set for word in ("--set", each)]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while run.poll() is None:
+            for process in psutil.Process(run.pid).children(recursive=True):
+                try:
+                    seen, what = process.memory_full_info(), kind(process.cmdline())
+                except psutil.Error:
+                    continue
+                before = most.get(what, (0, 0))
+                most[what] = max(before[0], seen.rss), max(before[1], seen.uss)
+            time.sleep(0.05)
+    print(f"exit {run.returncode}\n| process | resident MB | own MB |\n|---|---|---|")
+    for what, (resident, own) in sorted(most.items()):
+        print(f"| {what} | {resident / 1e6:.0f} | {own / 1e6:.0f} |")
 
 
 if __name__ == "__main__":

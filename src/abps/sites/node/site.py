@@ -184,17 +184,14 @@ class Site:
 
         rest: why nothing was exchanged, if the scheduler knows.
         """
-        with self.store.together():
-            value, partners = self.finish(round, Rest(rest))
-            measure = self.context.data.outcome.measure
-            why = f"our validation {measure}"
-            if not self._scored:
-                value = math.nan
-                why = f"no validation {measure}: too few patients with or without the event"
-            self.transport.report(value if math.isfinite(value) else None, why, round)
-            sums = {"bytes": self._bytes(round), "partners": len(partners)}
-            self.transport.report(sums, "sums of the round: bytes and members of its exchange", round)
-            self.heads.give(round, self.exchanges.coordinator())
+        value, partners = self.finish(round, Rest(rest))
+        why = f"our validation {self.context.data.outcome.measure}"
+        if not self._scored:
+            value, why = math.nan, f"no {why[4:]}: too few patients with or without the event"
+        sums = {"bytes": self._bytes(round), "partners": len(partners)}
+        said = [value if math.isfinite(value) else None, sums]
+        self.transport.report(said, f"{why}; sums of the round: bytes and members of its exchange", round)
+        self.heads.give(round, self.exchanges.coordinator())
         return [value, sums, self.context.method.finished(self.context.state)]
 
     def finish(self, round: int, rest: Rest) -> tuple[float, tuple[str, ...]]:

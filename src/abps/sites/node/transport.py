@@ -73,7 +73,6 @@ class AuditedTransport:
         for attempt in range(0 if self.closed else 1 + repeats):
             again = " (repeated)" if attempt else ""
             self.log(peer, kind, len(data), f"{why}{again}", round=round)
-            self.context.store.sync()
             try:
                 return self.send(peer, kind, data)
             except UnreachableError:

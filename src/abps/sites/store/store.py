@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import sqlite3
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,10 +89,8 @@ class Store:
         self._db = connection
         self._file_lock = lock
         self._lock = threading.RLock()
-        self._batch = threading.local()  # how deep a thread is in blocks of ``together``
         self._more: Counter[tuple[str, str]] = Counter()  # refusals since the last row about them
         self._refused: set[tuple[str, str]] = set()  # peers and reasons with such a row
-        self._pending = False  # whether something was written that may not be on the disk yet
 
     # Opening
 
@@ -252,8 +249,8 @@ class Store:
         return [Head(*row) for row in rows]
 
     def log(self, *entries: LogEntry) -> None:
-        """Write down payloads. What leaves is on disk before it does (in a block of :meth:`together` by
-        :meth:`sync`); what came is with the next that leaves, at the latest at the end of the round."""
+        """Write down payloads. What leaves is on disk before it does; what came is with the next that leaves,
+        at the latest at the end of the round."""
         if entries:
             with self._change(power=any(e.sent for e in entries)) as db:
                 self._append(db, *entries)
@@ -366,6 +363,8 @@ class Store:
         power: it also outlives a power cut from the moment it is made; else, from the next one that does.
         """
         with self._lock, _readable(self.path):
+            # In write-ahead mode a full commit waits until all commits before it are on the disk, too.
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -374,40 +373,6 @@ class Store:
                 if self._db.in_transaction:  # a full disk ends some transactions by itself
                     self._db.execute("ROLLBACK")
                 raise
-            self._pending = True
-        if power and not getattr(self._batch, "depth", 0):
-            self.sync()
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """What this thread writes in the block is written as it comes, and outlives a power cut when the
-        block ends: one wait for the disk instead of many. Whoever sends something in it calls :meth:`sync`
-        before.
-        """
-        self._batch.depth = getattr(self._batch, "depth", 0) + 1
-        try:
-            yield
-        finally:
-            self._batch.depth -= 1
-            if not self._batch.depth:
-                self.sync()
-
-    def sync(self) -> None:
-        """Wait until everything that was written is on the disk."""
-        with self._lock:
-            if not self._pending:
-                return
-            # In write-ahead mode all changes since the last checkpoint, which syncs, are in this file.
-            journal = Path(f"{self.path}-wal")
-            try:
-                handle = os.open(journal if journal.exists() else self.path, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
-            except OSError as error:
-                raise RequestError(f"{self.path} cannot be synced ({error.strerror})") from error
-            self._pending = False
 
 
 def _plain(row: RoundRow) -> list[Any]:
@@ -447,20 +412,16 @@ def _connect(path: Path, write: bool) -> sqlite3.Connection:
         )  # fmt: skip
     try:
         with _readable(path):
-            if write:
-                db.execute("PRAGMA synchronous = NORMAL")  # the store syncs itself before anything leaves
             (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise RequestError(f"{path} is damaged ({verdict}); it was left as it is, restore a backup")
             (version,) = db.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:
-            newer = "update abps at this site"
-            older = "end the study with that version, or begin a new study under another name"
-            raise RequestError(
-                f"{path} was written by {'a newer' if version > SCHEMA_VERSION else 'an older'} version of "
-                f"abps (schema {version}, this one knows {SCHEMA_VERSION}); "
-                f"{newer if version > SCHEMA_VERSION else older}"
-            )
+            which, remedy = "an older", "end the study with that version, or begin one under another name"
+            if version > SCHEMA_VERSION:
+                which, remedy = "a newer", "update abps at this site"
+            known = f"(schema {version}, this one knows {SCHEMA_VERSION})"
+            raise RequestError(f"{path} was written by {which} version of abps {known}; {remedy}")
     except BaseException:
         db.close()
         raise
@@ -469,20 +430,13 @@ def _connect(path: Path, write: bool) -> sqlite3.Connection:
 
 def _make(path: Path, facts: Mapping[str, str]) -> None:
     """A new store, complete before it has its name: a file with the name is never half made."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
-        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
-            db.execute(f"PRAGMA application_id = {APPLICATION}")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(f"BEGIN;\n{_SCHEMA}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
-            db.executemany("INSERT INTO fact VALUES (?, ?)", list(facts.items()))
-            Store(db, part)._append_kept(db, {_STUDY: {f"fact {key}": v for key, v in facts.items()}})
-        part.replace(path)  # closing wrote the journal back, so the one file is all of it
-    finally:
-        for rest in (part, Path(f"{name}-wal"), Path(f"{name}-shm")):
-            rest.unlink(missing_ok=True)
+    with files.replacing(path) as part, contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
+        db.execute(f"PRAGMA application_id = {APPLICATION}")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.executescript(f"BEGIN;\n{_SCHEMA}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
+        db.executemany("INSERT INTO fact VALUES (?, ?)", list(facts.items()))
+        Store(db, part)._append_kept(db, {_STUDY: {f"fact {key}": v for key, v in facts.items()}})
+        # Closing writes the journal back, so that the one file is all of it.
 
 
 def single_writer(path: Path) -> int | None:
