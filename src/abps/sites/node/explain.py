@@ -13,14 +13,11 @@ import datetime
 import json
 import platform
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 import abps
 from abps import files
@@ -28,8 +25,8 @@ from abps.core.errors import RequestError
 from abps.release import VERSION
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.journal import JournalEvent
-from abps.sites.consent.kit import Kit, read_certificate, read_kit
-from abps.sites.consent.preflight import checks, days_left
+from abps.sites.consent.kit import Kit, read_kit
+from abps.sites.consent.preflight import checks
 from abps.sites.node.status import STEPS, read_status
 from abps.sites.protocol.commands import Command, DeclineCode
 from abps.sites.store.rows import canonical, digest
@@ -57,9 +54,6 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
     """What went wrong at a site, as plain data that may leave it."""
     given, now = read_kit(kit), datetime.datetime.now(datetime.UTC)
     status, store, lines, step = read_status(given.local), given.folder, [], None
-    days: int | None = None
-    with contextlib.suppress(RequestError):
-        days = round(days_left(read_certificate(given.certificate), now))
     with contextlib.suppress(RequestError):
         own = sitefile.find(given.name, given.local)
         store = Path(own.store)
@@ -78,9 +72,6 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
             **{each.name: each.version for each in metadata.distributions() if each.name in _PACKAGES},
         },
         "checks": {check.name: str(check.state) for check in checks(given)},
-        "certificate_days": days,
-        "disk_mb": shutil.disk_usage(next(p for p in (store, *store.parents) if p.exists())).free >> 20,
-        "memory_mb": psutil.virtual_memory().available >> 20,
         "last_step": step,
         "declined": [{"at": line.at, "code": str(line.facts["code"])} for line in sent],
         "errors": list(_errors(given)),

@@ -150,39 +150,25 @@ def sentence(entry: LogEntry) -> str:
 
 def export(store: Store, out: Path) -> list[Path]:
     """Write what the store holds as files that anybody can read. Returns them."""
-    folder = files.folder(out)
-    written = [
-        folder / name for name in ("audit.txt", "audit.csv", "rounds.csv", "status.json", "heads.json")
+    folder, entries, spent = files.folder(out), store.traffic(), ledger_of(store)
+    files.write_text(folder / "audit.txt", "".join(f"{sentence(entry)}\n" for entry in entries))
+    log = [(e.at, e.round, "sent" if e.sent else "received", e.peer, e.kind, e.bytes, e.why) for e in entries]
+    scores = [
+        (r.number, " ".join(r.partners), r.rest, "" if r.validation is None else f"{r.validation:.6f}")
+        for r in store.rounds()
     ]
-    entries = store.traffic()
-    files.write_text(written[0], "".join(f"{sentence(entry)}\n" for entry in entries))
-    _table(
-        written[1],
-        ("at", "round", "direction", "peer", "kind", "bytes", "why"),
-        [(e.at, e.round, "sent" if e.sent else "received", e.peer, e.kind, e.bytes, e.why) for e in entries],
-    )
-    _table(
-        written[2],
-        ("round", "partners", "rest", "validation_auroc"),
-        [
-            (r.number, " ".join(r.partners), r.rest, "" if r.validation is None else f"{r.validation:.6f}")
-            for r in store.rounds()
-        ],
-    )
-    files.write_json(written[3], summary(store))
-    files.write_json(written[4], heads_json(store))
-    spent = ledger_of(store)
-    if spent is not None:
-        written.append(folder / PRIVACY)
-        files.write_json(written[-1], spent)
-    return written
-
-
-def _table(path: Path, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    with files.replacing(path) as part, part.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(head)
-        writer.writerows(rows)
+    tables: dict[str, list[tuple[Any, ...]]] = {
+        "audit.csv": [("at", "round", "direction", "peer", "kind", "bytes", "why"), *log],
+        "rounds.csv": [("round", "partners", "rest", "validation_auroc"), *scores],
+    }
+    for name, rows in tables.items():
+        with files.replacing(folder / name) as part, part.open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows(rows)
+    documents = {"status.json": summary(store), "heads.json": heads_json(store)}
+    documents |= {} if spent is None else {PRIVACY: spent}
+    for name, content in documents.items():
+        files.write_json(folder / name, content)
+    return [folder / name for name in ("audit.txt", *tables, *documents)]
 
 
 #: Seconds in one step after which a job counts as stuck.
