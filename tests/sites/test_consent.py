@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,21 +229,23 @@ def test_a_code_that_leaves_is_written_down_first(four, network, home):
     assert [line.facts for line in told] == [{"to": "server", "code": "approval"}]
 
 
-@pytest.mark.parametrize("change", ["change", "delete", "reorder", "unsigned"])
+@pytest.mark.parametrize("change", ["change", "delete", "reorder", "unsigned", "forged"])
 def test_a_changed_journal_is_found(network, four, tmp_path, change):
     journal = Journal(tmp_path, read_signer(network.sites[four.names[0]]))
     for k in range(4):
         journal.write(JournalEvent.APPROVED, study="icu", proposal=f"{k}", by="Ada")
-    rows = journal.path.read_text().splitlines()
-    if change == "change":
-        rows[1] = rows[1].replace("Ada", "Eve")
-    elif change == "delete":
-        del rows[1]
-    elif change == "reorder":
-        rows[1], rows[2] = rows[2], rows[1]
-    else:
-        rows[-1] = json.dumps(json.loads(rows[-1]) | {"signature": ""})
-    journal.path.write_text("\n".join(rows) + "\n")
+    changes = {
+        "change": "UPDATE traffic SET why = replace(why, 'Ada', 'Eve') WHERE number = 3",
+        "delete": "DELETE FROM traffic WHERE number = 3",
+        "reorder": "UPDATE traffic SET number = -3 WHERE number = 3; UPDATE traffic SET number = 3 WHERE "
+        "number = 4; UPDATE traffic SET number = 4 WHERE number = -3",
+        "unsigned": "DELETE FROM head WHERE rows = 5",
+        "forged": "UPDATE head SET signature = x'00' WHERE rows = 5",
+    }
+    with closing(sqlite3.connect(journal.path)) as db:
+        db.executescript(changes[change])
+    with pytest.raises(RequestError, match="was changed"):
+        journal.write(JournalEvent.APPROVED, study="icu", proposal="5", by="Ada")
     with pytest.raises(RequestError, match="was changed"):
         journal.lines()
 
@@ -387,10 +391,10 @@ def test_a_withdrawal_cannot_be_cut_off_the_journal(four, network, home, capsys,
     assert opening(home, study) == "done"
     own = own_file(home)
     path = own.journal(home).path
-    before = path.read_text()
+    before = path.read_bytes()
     assert command(capsys, "site", "withdraw", home, "test", "--by", "Ada")[0] == 0
     if cut == "last":
-        path.write_text(before)
+        path.write_bytes(before)
         assert opening(home, study) == "log"
     else:
         path.unlink()

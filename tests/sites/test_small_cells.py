@@ -38,7 +38,8 @@ def with_rare(given, folder, patients):
 def study(given, secure):
     agreement = given.agreement("abps-plus", rounds=12, **LINEAR, secure=secure)
     levels = (Column("insurance", "level", "HIV programme"), Column("insurance", "level", "public"))
-    book = replace(agreement.book, columns=(*agreement.book.columns, *levels), min_cell=FLOOR)
+    others = [column for column in agreement.book.columns if column.source != "insurance"]
+    book = replace(agreement.book, columns=(*others, *levels), min_cell=FLOOR)
     return replace(agreement, book=book)
 
 

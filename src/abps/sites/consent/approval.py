@@ -212,7 +212,6 @@ class Consent:
         self.signed, self.proposal = signed, signed.proposal
         self.authority = authority
         self._until: float | None = None
-        self._seen: tuple[int, int] | None = None  # the journal, when it was read last
 
     def given(self) -> JournalLine:
         """The approval of this proposal; :class:`DeclineError` if there is none.
@@ -287,15 +286,10 @@ class Consent:
         if sent >= self.policy.bytes:
             why = f"{sent:,} bytes have left in this study; the policy allows {self.policy.bytes:,}"
             raise DeclineError(DeclineCode.SPENT, why)
-        seen = self.journal.path.stat() if self.journal.path.is_file() else None
-        stamp = None if seen is None else (seen.st_size, seen.st_mtime_ns)
-        if stamp is not None and stamp == self._seen:
-            return  # nothing was decided since
         held = decision_on(self.journal.lines(), self.proposal.study, self.proposal.digest())
         if held is None:
             raise DeclineError(DeclineCode.APPROVAL, f"nobody here has approved {self.proposal.study!r}")
         self._approved(held)
-        self._seen = stamp
 
 
 @contextlib.contextmanager

@@ -252,7 +252,7 @@ class Store:
         """Write down payloads. What leaves is on disk before it does; what came is with the next that leaves,
         at the latest at the end of the round."""
         if entries:
-            with self._change(power=any(e.sent for e in entries)) as db:
+            with self.change(power=any(e.sent for e in entries)) as db:
                 self._append(db, *entries)
 
     def _append(self, db: sqlite3.Connection, *entries: LogEntry) -> None:
@@ -283,7 +283,7 @@ class Store:
 
     def keep_head(self, head: Head) -> None:
         """Keep a signed head: the site's own, or what a partner says of its log."""
-        with self._change(power=False) as db:
+        with self.change(power=False) as db:
             db.execute(
                 "INSERT OR IGNORE INTO head VALUES (?, ?, ?, ?, ?, ?)",
                 (head.site, head.rows, head.restores, head.round, head.digest, head.signature),
@@ -305,7 +305,7 @@ class Store:
 
     def keep(self, **facts: str) -> None:
         """Write down facts of the study, on disk before anything that follows from them leaves."""
-        with self._change() as db:
+        with self.change() as db:
             db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", list(facts.items()))
             self._append_kept(db, {f"fact {key}": value for key, value in facts.items()})
 
@@ -332,7 +332,7 @@ class Store:
         state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: whom it refers to.
         broadcasts: what coordinators sent to all, by exchange: the state is what they led to.
         """
-        with self._change() as db:
+        with self.change() as db:
             if row.number <= self.round:
                 return False
             values = (json.dumps(list(members)), weights.astype("<f4").tobytes(), state)
@@ -357,12 +357,15 @@ class Store:
             return self._db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
-    def _change(self, power: bool = True) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing, whenever the process is killed.
+    def change(self, power: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it or nothing, whenever the process is killed; inside another, part of it.
 
         power: it also outlives a power cut from the moment it is made; else, from the next one that does.
         """
         with self._lock, _readable(self.path):
+            if self._db.in_transaction:
+                yield self._db
+                return
             # In write-ahead mode a full commit waits until all commits before it are on the disk, too.
             self._db.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
