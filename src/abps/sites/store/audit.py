@@ -113,6 +113,7 @@ def _restores(store: Store, signer: Signer | None) -> tuple[list[int], dict[int,
         head.rows: head.restores
         for head in store.heads(facts["site"])
         if signer is not None
+        and head.rows in marked
         and store.digest_at(head.rows) == head.digest
         and _is_signed(head, facts["agreement"], signer)
     }
