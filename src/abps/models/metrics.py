@@ -71,7 +71,18 @@ def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
     """
     if not labels.outcome.binary:
         return outcomes.concordance(labels.outcome, scores.values, labels.values, scores.start)
+    if len(scores) == 1:  # a hospital's own process: loading the compiler would take 120 MB of it
+        return np.array([_area(scores.values, labels.values > 0)])
     return compiled.areas(scores.values, labels.values, scores.start)
+
+
+def _area(score: NDArray[np.floating], event: NDArray[np.bool_]) -> float:
+    """One area, to the bit as the compiled function has it."""
+    high, low = np.sort(score[event]), score[~event]
+    if not len(high) or not len(low):
+        return float("nan")
+    beaten = len(high) - np.searchsorted(high, low, "left"), len(high) - np.searchsorted(high, low, "right")
+    return float(sum(int(each.sum()) for each in beaten) / (2.0 * len(high) * len(low)))
 
 
 def auprc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
