@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -42,7 +44,9 @@ def result(tmp_path_factory):
     out = folder / "out"
     methods = ["fedavg", "foreign.rotation:ROTATION", "fedavg@mlp", "abps-plus"]
     arguments = (chosen, methods, (1, 2), folder, out, Setup("linear", folds=3, jobs=2))
-    return run_benchmark(*arguments), arguments, out
+    with pytest.MonkeyPatch.context() as patch:  # worker processes find the foreign method, as if installed
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        return run_benchmark(*arguments), arguments, out
 
 
 def test_every_method_has_a_row_on_every_federation(result):
