@@ -2,22 +2,16 @@
 
 The compiler is loaded with the first call, too: it takes more memory than a site's whole job without it.
 
-What is kept lies in a folder named by a digest of all compiled sources of this package: numba itself notices
-only that a function's own file has changed, not that a function it calls has.
+Numba keeps machine code beside the package or in the user's cache, until the function's own file changes: a
+compiled function calls compiled functions of its own file only.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-_PACKAGE = Path(__file__).parent
 
 _making = threading.RLock()
 
@@ -59,42 +53,11 @@ def _compiler() -> Callable[[Callable[..., Any]], Any]:
     def _(function: Compiled, context: Any) -> Any:
         return typeof_impl(function.made(), context)
 
-    settings: Any = numba.config
-
     def compile(function: Callable[..., Any]) -> Any:
-        kept = _kept(settings.CACHE_DIR)
-        if kept is None:
-            return numba.njit(nogil=True, error_model="numpy")(function)
-        before, settings.CACHE_DIR = settings.CACHE_DIR, kept  # numba asks for it while it decorates
+        settings: Any = {"nogil": True, "error_model": "numpy"}
         try:
-            return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-        finally:
-            settings.CACHE_DIR = before
+            return numba.njit(cache=True, **settings)(function)
+        except RuntimeError:  # no folder to keep it in
+            return numba.njit(**settings)(function)
 
     return compile
-
-
-@functools.cache
-def sources() -> str:
-    """A digest of every file of this package that compiles something."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        text = path.read_bytes()
-        if b"abps.jit" in text:
-            digest.update(path.name.encode() + b"\0" + text + b"\0")
-    return digest.hexdigest()
-
-
-@functools.cache
-def _kept(chosen: str) -> str | None:
-    """The folder for machine code: where numba is set to, beside this package, or in the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    for place in [Path(chosen)] if chosen else [_PACKAGE / "__pycache__", Path(home)]:
-        folder = place / f"abps-{sources()}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return str(folder)
-        except OSError:
-            continue
-    return None

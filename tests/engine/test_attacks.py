@@ -6,7 +6,7 @@ import pytest
 import abps
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
-from abps.engine.attacks import NAMES, Attack, parse
+from abps.engine.attacks import NAMES, Attack, Attackers, attackers_of, parse
 
 SMALL = {"hidden": (8, 4)}
 
@@ -22,12 +22,12 @@ def ids(count):
 
 def test_a_share_of_the_centers_attacks_the_same_ones_whatever_the_order():
     names = [f"h{k}" for k in range(30)]
-    who = Attack("sign-flip", share=0.2).attackers(7, center_ids(names))
-    again = Attack("huge", share=0.2).attackers(7, center_ids(names[::-1]))
+    who = attackers_of(Attack("sign-flip", share=0.2), 7, center_ids(names)).who
+    again = attackers_of(Attack("huge", share=0.2), 7, center_ids(names[::-1])).who
     assert who.sum() == 6
     assert (who == again[::-1]).all()
-    assert Attack("nan", share=0.01).attackers(7, ids(4)).sum() == 1
-    assert Attack("nan", share=0.99).attackers(7, ids(4)).sum() == 3
+    assert attackers_of(Attack("nan", share=0.01), 7, ids(4)).who.sum() == 1
+    assert attackers_of(Attack("nan", share=0.99), 7, ids(4)).who.sum() == 3
 
 
 def test_what_is_sent_by_each_attack():
@@ -70,9 +70,9 @@ def test_only_the_attackers_training_rows_change(ready):
 def test_liars_publish_what_is_not_theirs():
     told = np.arange(8.0).reshape(4, 2)
     who = np.array([True, True, False, False])
-    liars = Attack("liar").on_published(told, who)
+    liars = Attackers(Attack("liar"), who).published(told)
     assert np.array_equal(liars[0], told[2:].mean(axis=0))
-    clique = Attack("clique").on_published(told, who)
+    clique = Attackers(Attack("clique"), who).published(told)
     assert np.array_equal(clique[0], clique[1])
     assert np.array_equal(clique[2:], told[2:])
 
@@ -98,7 +98,7 @@ def test_uploads_that_are_no_numbers_do_not_reach_the_common_model():
     clean, attacked = (
         abps.simulate(icu, "abps-plus", seed=11, attack=attack) for attack in (None, "nan:share=0.25")
     )
-    honest = ~parse("nan:share=0.25").attackers(11, center_ids(icu.centers))
+    honest = ~attackers_of("nan:share=0.25", 11, center_ids(icu.centers)).who
     alike = np.array(list(clean.auroc.per_center.values()))[honest]
     assert np.isfinite(attacked.models).all()
     assert attacked.auroc.honest_mean > np.nanmean(alike) - 0.05
@@ -111,7 +111,7 @@ def test_who_sends_the_start_makes_nobody_forget():
         abps.simulate(icu, "abps-plus", seed=11, rounds=14, attack=attack)
         for attack in (None, "scale:share=0.25,strength=0")
     )
-    who = parse("scale:share=0.25").attackers(11, center_ids(icu.centers))
+    who = attackers_of("scale:share=0.25", 11, center_ids(icu.centers)).who
     length = np.linalg.norm(clean.models, axis=1)[~who].mean()
     assert np.linalg.norm(hurt.models, axis=1)[~who].mean() > 0.9 * length
 

@@ -9,10 +9,9 @@ from scipy import stats
 
 from abps.core import streams
 from abps.core.arrays import repeated
+from abps.models import network as compiled
 from abps.models.draws import normals, weight_keys
 from abps.models.learners import learner_for
-from abps.models.modules import drawn_weights
-from abps.models.native import network as compiled
 from abps.models.training import GaussianWeights, Objective, Training
 from federations import tiny
 
@@ -58,17 +57,17 @@ def test_a_center_draws_alone_what_it_draws_among_others() -> None:
     assert np.array_equal(noise(SEED, IDS, 3, 1, 100)[:, :40], noise(SEED, IDS, 3, 1, 40))
 
 
-def test_compiled_noise_and_weights_are_the_plain_ones() -> None:
+def test_compiled_weights_are_drawn_as_softplus_says() -> None:
     count = 5000
     rng = np.random.default_rng(0)
     both = np.concatenate([rng.standard_normal(count), rng.uniform(-15, 25, count)]).astype(np.float32)
-    drawn, spread, tilt, w = (np.empty(count, dtype=np.float32) for _ in range(4))
-    key = weight_keys(SEED, IDS[:1], 2, np.array([7], dtype=np.uint64))[0, 0]
-    compiled._draw_weights(both, key, streams.places(count), drawn, spread, tilt, w)
-    wanted = noise(SEED, IDS[:1], 2, 7, count)
-    np.testing.assert_allclose(drawn, wanted[0], rtol=1e-6, atol=1e-7)
-    plain = drawn_weights(torch.from_numpy(both), torch.from_numpy(wanted[0]))
-    np.testing.assert_allclose(w, plain, rtol=1e-5, atol=1e-6)
+    drawn = noise(SEED, IDS[:1], 2, 7, count)[0]
+    spread, tilt, w = (np.empty(count, dtype=np.float32) for _ in range(3))
+    compiled._draw_weights(both, drawn, spread, tilt, w)
+    mean, raw = torch.from_numpy(both).double().chunk(2)
+    np.testing.assert_allclose(spread, torch.nn.functional.softplus(raw), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(tilt, torch.sigmoid(raw), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(w, mean + torch.nn.functional.softplus(raw) * drawn, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -56,23 +56,22 @@ def test_gradient_is_autograds_over_all_rows(ready: Prepared, model) -> None:
         np.testing.assert_allclose(found[i], wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_gradient_of_chosen_owners_and_soft_labels(ready: Prepared) -> None:
+def test_gradient_of_soft_labels(ready: Prepared) -> None:
     stacked = learner_for(ready, PLAIN, 11)
     rows = ready.train
     soft = Rows(rows.x, np.random.default_rng(0).random(len(rows.y)).astype(np.float32), rows.start)
-    owner = np.array([4, 0, 4])
-    w = models(stacked, 3)
-    found = stacked.gradient(w, soft, owner)
+    w = models(stacked, 6)
+    found = stacked.gradient(w, soft)
     network = MLP(ready.width, dropout=0.0)
-    for k, i in enumerate(owner):
-        mine = soft.only(int(i))
-        torch.nn.utils.vector_to_parameters(torch.tensor(w[k]), network.parameters())
+    for i in range(6):
+        mine = soft.only(i)
+        torch.nn.utils.vector_to_parameters(torch.tensor(w[i]), network.parameters())
         probability = torch.sigmoid(network(torch.from_numpy(mine.x)))
         # The divergence from a soft label has the gradient of cross-entropy against it.
         p = torch.from_numpy(mine.y)
         loss = (p * (p / probability).log() + (1 - p) * ((1 - p) / (1 - probability)).log()).mean()
         wanted = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
-        np.testing.assert_allclose(found[k], wanted, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(found[i], wanted, rtol=1e-3, atol=1e-6)
 
 
 def test_a_center_without_rows_has_no_gradient(ready: Prepared) -> None:
@@ -86,12 +85,11 @@ def test_a_center_without_rows_has_no_gradient(ready: Prepared) -> None:
 def test_representation_is_the_modules_own(ready: Prepared, model) -> None:
     learner = learner_for(ready, Training.of(model), 11)
     network = learner.training.factory(ready.width).eval()
-    w, x = models(learner, 2), ready.train.x[:10].reshape(2, 5, -1)
-    found = learner.representation(w, x)
-    for k in range(2):
-        torch.nn.utils.vector_to_parameters(torch.tensor(w[k]), network.parameters())
-        wanted = network.representation(torch.from_numpy(x[k])).detach()
-        np.testing.assert_allclose(found[k], wanted, rtol=1e-4, atol=1e-6)
+    x = ready.train.x[:5]
+    for w in models(learner, 2):
+        torch.nn.utils.vector_to_parameters(torch.tensor(w), network.parameters())
+        wanted = network.representation(torch.from_numpy(x)).detach()
+        np.testing.assert_allclose(learner.representation(w, x), wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("model", ["mlp", lambda width: Other(width, 0.0)])

@@ -21,8 +21,7 @@ from abps.methods.settings import configure
 from abps.models.learners import learner_for
 from abps.models.metrics import labels_of, log_loss
 from abps.models.models import Linear
-from abps.models.specs import MODELS, ModelSpec, find_model
-from abps.models.training import Training
+from abps.models.training import MODELS, ModelSpec, Training, find_model
 from federations import tiny
 
 

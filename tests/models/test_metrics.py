@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 
 from abps.data.prepare import Rows
+from abps.models import outcomes as compiled
 from abps.models.metrics import Segments, auprc, auroc, brier, labels_of, log_loss, mean_over_centers
-from abps.models.native import network as compiled
 
 groups = st.lists(
     st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=0, max_size=15), min_size=1, max_size=6

@@ -11,7 +11,7 @@ import torch
 from abps.core.errors import RequestError
 from abps.models import draws
 from abps.models.learners import learner_for
-from abps.models.modules import ModuleLearner
+from abps.models.modules import ModuleLearner, mean_loss
 from abps.models.training import Contrast, Objective, Training
 from federations import tiny
 
@@ -29,7 +29,8 @@ class RowByRow(ModuleLearner):
     def _private_slope(self, x, y, used, noise, w):
         total, clip = torch.zeros_like(w), self.training.clip
         for r in used:
-            one = self._slope(w, x[r : r + 1], y[r : r + 1])
+            loss = mean_loss(self.data.outcome, self._model.at(w)(x[r : r + 1]), y[r : r + 1])
+            one = self._model.gradient(loss)
             total += one * min(1.0, clip / max(float(one.norm()), 1e-30))
         return (total + self.training.noise_multiplier * clip * noise) / (self.training.sampling * len(y))
 

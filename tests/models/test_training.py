@@ -12,10 +12,9 @@ from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.models import draws
 from abps.models.draws import DropSite, drop_limit, kept_units
-from abps.models.learners import learner_for
-from abps.models.mixtures import mixed, mixtures
+from abps.models.learners import learner_for, mixtures
 from abps.models.models import MLP, initial_weights, layout_of
-from abps.models.modules import with_given_dropout
+from abps.models.modules import FlatModule
 from abps.models.training import Contrast, Objective, Training
 from federations import tiny
 
@@ -201,7 +200,7 @@ def test_models_that_cannot_be_used_are_refused_in_a_sentence():
     with pytest.raises(RequestError, match="no parameters"):
         layout_of(nn.ReLU())
     with pytest.raises(RequestError, match="one logit per row"):
-        with_given_dropout(nn.Linear(3, 2), 3)
+        FlatModule(nn.Linear(3, 2), 3)
 
 
 def test_a_common_start_for_a_seed_and_no_trace_on_the_global_generator():
@@ -328,7 +327,7 @@ def test_compiled_answers_of_models_and_of_mixtures_equal_plain_ones():
     )
     answers = [learner.mixture_logits(own, sent, parts, data.train) for learner in learners]
     np.testing.assert_allclose(answers[0].values, answers[1].values, atol=1e-4, rtol=1e-4)
-    models = mixed(own, sent, parts, learners[0].each)
+    models = learners[0].settle(own, sent, parts, data.train)[0]
     for learner in learners:
         settled, again = learner.settle(own, sent, parts, data.train)
         assert np.array_equal(settled, models)
@@ -343,6 +342,5 @@ def test_compiled_answers_of_models_and_of_mixtures_equal_plain_ones():
     alone = mixtures(
         np.array([2]), np.array([0, 1]), np.array([2]), np.array([3, 1, 9, 9], np.float32), False
     )
-    np.testing.assert_allclose(
-        mixed(own, sent, alone, learners[0].each)[0, :shared], 0.75 * sent[0] + 0.25 * sent[1]
-    )
+    found = learners[0].settle(own, sent, alone, data.train)[0]
+    np.testing.assert_allclose(found[0, :shared], 0.75 * sent[0] + 0.25 * sent[1])

@@ -13,15 +13,14 @@ import pytest
 
 import abps
 
-#: Calls a function of network.py that calls softplus of elementary.py: log(1 + e^0) = 0.693.
+#: Calls a compiled function that calls others of its file: a pair in the right order.
 COMPUTE = """
 import json
 import numpy as np
-from abps.models.native.network import _draw_weights
-noise, spread, slope, w = (np.zeros(1, np.float32) for _ in range(4))
-_draw_weights(np.zeros(2, np.float32), np.uint64(1), np.zeros(1, np.uint32), noise, spread, slope, w)
-kept = sum(_draw_weights.made().stats.cache_hits.values())
-print(json.dumps({"spread": float(spread[0]), "from the disk": kept}))
+from abps.models.outcomes import concordances
+found = concordances(np.array([1.0, 2.0]), np.array([True, True]), np.array([2.0, 1.0]), np.array([0, 2]))
+kept = sum(concordances.made().stats.cache_hits.values())
+print(json.dumps({"share": float(found[0]), "from the disk": kept}))
 """
 
 
@@ -65,10 +64,8 @@ def copy(tmp_path) -> Copy:
 
 
 def test_an_edited_helper_is_compiled_into_its_callers(copy):
-    """Machine code is kept, and thrown away when a function in another file that it calls changes."""
-    assert copy.run(COMPUTE) == {"spread": pytest.approx(0.6931472), "from the disk": 0}
+    """Machine code is kept, and thrown away when a function that it calls changes."""
+    assert copy.run(COMPUTE) == {"share": 1.0, "from the disk": 0}
     assert copy.run(COMPUTE)["from the disk"] == 1
-    copy.edit(
-        "models/native/elementary.py", "x if x > _LARGE else small", "x if x > _LARGE else small + _ONE"
-    )
-    assert copy.run(COMPUTE) == {"spread": pytest.approx(1.6931472), "from the disk": 0}
+    copy.edit("models/outcomes.py", "total, k = 0, place", "total, k = 10, place")
+    assert copy.run(COMPUTE) == {"share": 21.0, "from the disk": 0}

@@ -28,19 +28,9 @@ from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Ints
 
 Name = Literal[
-    "label-flip",
-    "sign-flip",
-    "scale",
-    "random",
-    "nan",
-    "huge",
-    "free-rider",
-    "copy",
-    "liar",
-    "clique",
-    "poison",
-    "coefficient",
-]
+    "label-flip", "sign-flip", "scale", "random", "nan", "huge",
+    "free-rider", "copy", "liar", "clique", "poison", "coefficient",
+]  # fmt: skip
 NAMES: tuple[str, ...] = get_args(Name)
 
 #: The number that ``coefficient`` pushes is one of so many at the beginning of a message.
@@ -73,14 +63,6 @@ class Attack:
     def __str__(self) -> str:
         return f"{self.name}:share={self.share:g},strength={self.strength:g},round={self.round}"
 
-    def attackers(self, seed: int, ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(n,) who attacks: the same centers whatever the method; at least one, never all."""
-        draw = streams.uniforms(seed, "attack", 0, ids)
-        count = min(max(1, round(self.share * len(ids))), len(ids) - 1)
-        chosen = np.zeros(len(ids), dtype=bool)
-        chosen[np.argsort(draw, kind="stable")[:count]] = True
-        return chosen
-
     def on_rows(self, data: Prepared, who: NDArray[np.bool_]) -> Prepared:
         """The federation as its attackers see it: their training rows are changed, nobody's others."""
         if self.name not in ("label-flip", "poison"):
@@ -99,15 +81,6 @@ class Attack:
             x[mine] = np.abs(train.x).max(axis=0)
         y[mine] = 1.0 - y[mine]
         return replace(data, train=Rows(x, y, train.start))
-
-    def on_published(self, vectors: NDArray[np.float64], who: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """(n, k) what is published when attackers lie about themselves."""
-        if self.name not in ("liar", "clique") or not vectors.size:
-            return vectors
-        published = vectors.copy()
-        honest = vectors[~who]
-        published[who] = honest.mean(axis=0) if self.name == "liar" else honest[0]
-        return published
 
     def on_sent(
         self,
@@ -162,8 +135,12 @@ class Attackers:
     received: Weights | None = None
 
     def published(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(n, k) what members publish of themselves."""
-        return self.attack.on_published(vectors, self.who)
+        """(n, k) what members publish of themselves; some attackers lie."""
+        if self.attack.name not in ("liar", "clique") or not vectors.size:
+            return vectors
+        published, honest = vectors.copy(), vectors[~self.who]
+        published[self.who] = honest.mean(axis=0) if self.attack.name == "liar" else honest[0]
+        return published
 
     def sent(self, sent: Weights, before: Weights | None, context: Context, t: int) -> Weights:
         """(n, shared) what leaves the centers."""
@@ -206,11 +183,9 @@ def parse(text: str) -> Attack:
 
 
 def attackers_of(attack: str | Attack, seed: int, ids: NDArray[np.uint64]) -> Attackers:
-    """An attack on these centers."""
+    """An attack on these centers: by the same ones whatever the method; at least one, never all."""
     how = parse(attack) if isinstance(attack, str) else attack
-    return Attackers(how, how.attackers(seed, ids))
-
-
-def honest(attackers: Attackers | None) -> NDArray[np.bool_] | None:
-    """(n,) who does not attack; nothing where nobody does."""
-    return None if attackers is None else ~attackers.who
+    draw = streams.uniforms(seed, "attack", 0, ids)
+    who = np.zeros(len(ids), dtype=bool)
+    who[np.argsort(draw, kind="stable")[: min(max(1, round(how.share * len(ids))), len(ids) - 1)]] = True
+    return Attackers(how, who)

@@ -64,7 +64,7 @@ def write(path: Path, run: str, state: RunState, best: Any, track: Track) -> Non
         state.unpaid,
         state.server.last,
         None if memory is None else _raw(freeze(memory)),
-        track.record(),
+        track.record,
         _raw(table.getvalue()),
     )
     files.write_with(path, lambda part: part.write_bytes(freeze(content)))
@@ -89,12 +89,13 @@ def read(path: Path, run: str, state: RunState, track: Track) -> tuple[RunState,
         if there.memory is not None and isinstance(state.method, StarMethod):
             assert state.method.keeps is not None
             memory = thaw(state.method.keeps, there.memory.tobytes())
-        track.restore(there.track, pl.read_parquet(io.BytesIO(there.decisions.tobytes())))
+        track.record = there.track
+        track.decided = [pl.read_parquet(io.BytesIO(there.decisions.tobytes()))]
     except (OSError, StateError, pl.exceptions.PolarsError) as error:
         raise RequestError(f"{path} cannot be read ({error}); delete it to begin again") from error
     server = replace(state.server, last=there.server, memory=memory)
     state = replace(state, state=now, ledger=there.ledger, unpaid=there.unpaid, server=server)
-    return state, best, len(there.track.partners)
+    return state, best, track.rounds
 
 
 def warmed(state: RunState, models: NDArray[np.float32] | None) -> RunState:

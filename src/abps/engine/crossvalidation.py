@@ -6,6 +6,7 @@ of its own. Another seed deals patients out anew: a repeat.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -20,16 +21,7 @@ from abps.core.errors import RequestError
 from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical
-from abps.engine.result import (
-    Bytes,
-    History,
-    RestShares,
-    Run,
-    RunArtifacts,
-    accuracy,
-    scored_on,
-    scores_of,
-)
+from abps.engine.result import Run, RunArtifacts, accuracy, named, scored_on, scores_of
 from abps.engine.simulate import Progress, shared_rows, simulate
 from abps.evaluate.calibration import Recalibration
 from abps.evaluate.measured import measured
@@ -108,14 +100,14 @@ def cross_validate(
         first,
         seed=seed,
         method=label,
-        rounds=round(float(np.mean([run.rounds for run in runs]))),
+        rounds=_mean([run.rounds for run in runs]),
         data=replace(federation.about(), features=first.data.features),
         **scores,
-        bytes=_mean(Bytes, [run.bytes for run in runs]),
-        cost_usd=float(np.mean([run.cost_usd for run in runs])),
-        partners_mean=float(np.mean([run.partners_mean for run in runs])),
-        rest=_mean(RestShares, [run.rest for run in runs]),
-        history=_mean_history([run.history for run in runs]),
+        bytes=_mean([run.bytes for run in runs]),
+        cost_usd=_mean([run.cost_usd for run in runs]),
+        partners_mean=_mean([run.partners_mean for run in runs]),
+        rest=_mean([run.rest for run in runs]),
+        history=_mean([run.history for run in runs]),
         seconds=round(time.perf_counter() - began, 3),
         clinical=Clinical() if seen is None else clinical(federation.centers, seen, parts),
         artifacts=replace(artifacts, decisions=decisions, probabilities=seen),
@@ -157,12 +149,7 @@ def _fold_scores(
     if outcome.binary:
         scores["auroc"] = main
     else:
-        scores["score"] = replace(
-            scores["score"],
-            mean=main.mean,
-            scored_centers=main.scored_centers,
-            per_center=main.per_center,
-        )
+        scores["score"] = named(main, outcome.measure)
     rounds = pl.concat(
         [run.center_history().with_columns(fold=pl.lit(k, pl.UInt8)) for k, run in enumerate(runs)]
     )
@@ -181,51 +168,29 @@ def _clinical_rows(parts: list[RowProbabilities]) -> RowProbabilities | None:
     """All folds as one: every row once, recalibrated in its fold."""
     if not parts:
         return None
-    places = [part.place for part in parts]
+    places = [part.place for part in parts if part.place is not None]
     owner = np.concatenate([part.labels.group() for part in parts])
-    mends = [part.mends[i] for i in range(len(parts[0].mends)) for part in parts]
-    per = len(parts)
     return RowProbabilities(
         _together([part.before for part in parts]),
         _together([part.after for part in parts]),
         _together([part.labels for part in parts]),
-        None
-        if any(place is None for place in places)
-        else np.concatenate([place for place in places if place is not None])[
-            np.argsort(owner, kind="stable")
-        ],
+        None if not places else np.concatenate(places)[np.argsort(owner, kind="stable")],
         tuple(
-            Recalibration(kind="by fold" if any(m.kind != "none" for m in mends[i : i + per]) else "none")
-            for i in range(0, len(mends), per)
+            Recalibration(kind="by fold" if any(mend.kind != "none" for mend in mends) else "none")
+            for mends in zip(*(part.mends for part in parts))
         ),
     )
 
 
-def _mean(kind: Any, values: list[Any]) -> Any:
-    """Field by field; bytes stay whole numbers."""
-    found = {}
-    for name, example in vars(values[0]).items():
-        mean = float(np.mean([getattr(value, name) for value in values]))
-        found[name] = round(mean) if isinstance(example, int) else mean
-    return kind(**found)
-
-
-def _mean_history(parts: list[History]) -> History:
-    """Round by round, as far as all folds went."""
-    rounds = min(len(part.auroc) for part in parts)
-
-    def mean(name: str) -> tuple[float, ...]:
-        return tuple(np.mean([getattr(part, name)[:rounds] for part in parts], axis=0).tolist())
-
-    return History(
-        mean("auroc"),
-        mean("validation_auroc"),
-        tuple(round(value) for value in mean("edge_bytes")),
-        mean("rest"),
-        {
-            cause: tuple(np.mean([part.rest_causes[cause][:rounds] for part in parts], axis=0).tolist())
-            for cause in parts[0].rest_causes
-        },
-        tuple(round(value) for value in mean("directed_bytes")),
-        tuple(round(value) for value in mean("control_bytes")),
-    )
+def _mean(parts: Sequence[Any]) -> Any:
+    """The mean of numbers, or of every field of records; of lists as far as all go. Bytes stay whole."""
+    first = parts[0]
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        found = {name: _mean([getattr(part, name) for part in parts]) for name in vars(first)}
+        return type(first)(**found)
+    if isinstance(first, dict):
+        return {key: _mean([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_mean(each) for each in zip(*parts))
+    mean = float(np.mean(parts))
+    return round(mean) if isinstance(first, int) else mean

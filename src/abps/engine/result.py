@@ -30,8 +30,7 @@ from abps.engine.clinical import Clinical, RowProbabilities, clinical, row_proba
 from abps.evaluate.calibration import expit
 from abps.evaluate.performance import FEWEST_EVENTS, area
 from abps.files import check_writable, folder, write_json, write_with
-from abps.models.metrics import Segments, auprc, auroc, brier, labels_of
-from abps.models.outcome_scores import measures
+from abps.models.metrics import Segments, auprc, auroc, brier, labels_of, measures
 from abps.models.outcomes import foretold
 from abps.models.training import Training
 from abps.privacy.budget import PrivacyLedger
@@ -281,8 +280,9 @@ class Run:
             names.remove("clinical")
         if self.measures and "measures" not in names:
             names.append("measures")
-        content = {name: _plain(msgspec.to_builtins(getattr(self, name))) for name in names}
-        return {"schema": SCHEMA} | content
+        # JSON has no NaN: msgspec writes an undefined number as null.
+        content = msgspec.json.encode({name: getattr(self, name) for name in names})
+        return {"schema": SCHEMA} | msgspec.json.decode(content)
 
     @staticmethod
     def from_json(content: Mapping[str, Any], artifacts: RunArtifacts | None = None) -> Run:
@@ -321,15 +321,6 @@ def _table(there: pl.DataFrame | Path | None, what: str) -> pl.DataFrame:
     return pl.read_parquet(there) if isinstance(there, Path) else there
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN: an undefined number is null."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _undefined(value: Any) -> Any:
     """Null is an undefined number."""
     if isinstance(value, dict):
@@ -353,6 +344,11 @@ def accuracy(
 
     apart = math.nan if honest is None else mean(scored & honest)
     return Accuracy(mean(scored), int(scored.sum()), at_best, dict(zip(centers, values.tolist())), apart)
+
+
+def named(main: Accuracy, name: str) -> Score:
+    """A main score with its name."""
+    return Score(**vars(main), name=name)
 
 
 def scores_of(
@@ -380,9 +376,7 @@ def scores_of(
         "auprc": unknown,
         "brier": unknown,
         "outcome": labels.outcome.kind,
-        "score": Score(
-            main.mean, main.scored_centers, main.at_best_validation, main.per_center, main.honest_mean, name
-        ),
+        "score": named(main, name),
         "measures": {each: accuracy(centers, value) for each, value in found.items()},
     }
 

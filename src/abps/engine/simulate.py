@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
@@ -32,6 +32,7 @@ from abps.methods.catalog import name_of
 from abps.methods.settings import configure, describe
 from abps.models.layout import ModelFactory
 from abps.models.learners import learner_for
+from abps.models.metrics import mean_over_centers
 from abps.models.threads import BLAS
 
 ENGINES = ("simulate", "debug")
@@ -94,8 +95,8 @@ def simulate(
     context, attackers = _context(request, _rows(request))
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
-        played = _play(request, context, attackers)
-    return replace(_result(request, played), seconds=round(time.perf_counter() - began, 3))
+        run = _result(request, *_play(request, context, attackers))
+    return replace(run, seconds=round(time.perf_counter() - began, 3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,21 +107,8 @@ class _Request:
     config: Method
     name: str
     seed: int
-    engine: str = "simulate"
-    device: str = "cpu"
-    attack: str | Attack | None = None
-    parts: Mapping[str, list[str | None]] = field(default_factory=dict)
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    options: RunOptions = field(default_factory=lambda: RunOptions())
-
-
-@dataclass(frozen=True, eq=False)
-class _Played:
-    """A run after its last round.  final: the state that is evaluated."""
-
-    state: RunState
-    final: Any
-    track: Track
+    parts: Mapping[str, list[str | None]]
+    options: RunOptions
 
 
 def _request(
@@ -149,11 +137,7 @@ def _request(
         with_noise(configure(method, chosen, rounds)),
         options.get("name") or (method if isinstance(method, str) else name_of(method)),
         seed,
-        engine,
-        options.get("device", "cpu"),
-        options.get("attack"),
         parts,
-        options.get("metrics", {}),
         options,
     )
 
@@ -197,15 +181,18 @@ def _context(request: _Request, data: Prepared) -> tuple[Context, Attackers | No
     if not data.outcome.binary and config.only_binary:
         raise RequestError(f"{request.name} with an outcome of {data.outcome.kind}: {config.only_binary}")
     ids = streams.center_ids(data.centers)
-    attackers = None if request.attack is None else attackers_of(request.attack, seed, ids)
+    attack, plain = request.options.get("attack"), request.options.get("engine") == "debug"
+    attackers = None if attack is None else attackers_of(attack, seed, ids)
     if attackers is not None:
         data = attackers.attack.on_rows(data, attackers.who)
-    learner = learner_for(data, config.training, seed, plain=request.engine == "debug", device=request.device)
+    device = request.options.get("device", "cpu")
+    learner = learner_for(data, config.training, seed, plain=plain, device=device)
     return Context(learner, data, ids, seed, config.stop.rounds), attackers
 
 
-def _play(request: _Request, context: Context, attackers: Attackers | None) -> _Played:
-    """All rounds, until the last or until the method or a callback stops."""
+def _play(request: _Request, context: Context, attackers: Attackers | None) -> tuple[RunState, Any, Track]:
+    """All rounds, until the last or until the method or a callback stops: the run, the method's state that is
+    evaluated, and what was noted."""
     config, options = request.config, request.options
     state, track = RunState.start(config, context, attackers), Track(context.data.centers)
     start = options.get("warm_start")
@@ -217,7 +204,7 @@ def _play(request: _Request, context: Context, attackers: Attackers | None) -> _
         state, best, done = checkpoints.read(Path(keep), run, state, track)
     progress, callback = options.get("progress"), options.get("callback")
     for t in range(done + 1, config.stop.rounds + 1):
-        if t > 1 and (config.stop.over(t - 1, track.best) or config.finished(state.state)):
+        if t > 1 and (config.stop.over(t - 1, track.record.best) or config.finished(state.state)):
             break
         state, result = state.round(t)
         if track.add(state, result):
@@ -225,16 +212,15 @@ def _play(request: _Request, context: Context, attackers: Attackers | None) -> _
         if keep is not None:
             checkpoints.write(Path(keep), run, state, best, track)
         if progress is not None:
-            progress(t, config.stop.rounds, track.validation[-1])
+            progress(t, config.stop.rounds, mean_over_centers(track.record.validation[-1])[0])
         if callback is not None and callback(track.report(state, config.stop.rounds)):
             break
-    return _Played(state, best if config.stop.restore_best else state.state, track)
+    return state, best if config.stop.restore_best else state.state, track
 
 
-def _result(request: _Request, played: _Played) -> Run:
+def _result(request: _Request, state: RunState, final: Any, track: Track) -> Run:
     """What a finished run leaves behind."""
-    config, state, final, track = request.config, played.state, played.final, played.track
-    context, data = state.context, state.context.data
+    config, context, data = request.config, state.context, state.context.data
     logits = config.logits(context, final, data.test)
     judged = config.logits(context, final, data.validation) if data.outcome.binary else None
     attackers = state.attackers
@@ -242,15 +228,15 @@ def _result(request: _Request, played: _Played) -> Run:
         data,
         logits,
         judged,
-        track.test[track.best - 1],
+        mean_over_centers(track.record.test[track.record.best - 1])[0],
         None if attackers is None else ~attackers.who,
         request.parts,
-        request.metrics,
+        request.options.get("metrics", {}),
     )
     return Run(
         method=request.name,
         seed=request.seed,
-        rounds=len(track.validation),
+        rounds=track.rounds,
         data=replace(request.federation.about(), features=data.width),
         config=describe(config),
         device=getattr(context.learner, "device", "cpu"),
@@ -258,7 +244,7 @@ def _result(request: _Request, played: _Played) -> Run:
         **fields,
         bytes=bytes_of(data, state.ledger.spent),
         cost_usd=state.ledger.spent.usd,
-        partners_mean=float(np.mean(track.partners)),
+        partners_mean=float(np.mean(track.record.partners)),
         rest=track.rest_shares(),
         history=track.history(state.ledger.rounds),
         seconds=0.0,

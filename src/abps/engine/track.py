@@ -17,8 +17,7 @@ from abps.engine.result import History, RestShares
 from abps.engine.rounds import RoundResult, RunState
 from abps.methods.base import Decisions
 from abps.models import outcomes
-from abps.models.metrics import Segments, labels_of, log_loss, mean_over_centers
-from abps.models.outcome_scores import main_score
+from abps.models.metrics import Segments, labels_of, log_loss, main_score, mean_over_centers
 
 #: Columns of ``decisions.parquet``.
 DECISIONS = {
@@ -35,14 +34,18 @@ DECISIONS = {
 
 @dataclass(frozen=True, eq=False)
 class TrackRecord:
-    """The numbers of all rounds so far, to write down: per round and center, or per round."""
+    """The numbers of all rounds so far.
+
+    validation, test: (rounds, centers) the main score.  rest: (rounds, centers) a :class:`Rest` each.
+    partners: (rounds,) the mean.  judged: (rounds,) what the method goes by.  best: the best round by it.
+    """
 
     validation: NDArray[np.float64]
     test: NDArray[np.float64]
     rest: NDArray[np.int8]
     partners: NDArray[np.float64]
     judged: NDArray[np.float64]
-    best: int
+    best: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,22 +67,18 @@ class RoundReport:
 
 
 class Track:
-    """Scores, rests, partners and decisions, round by round.
-
-    validation, test: the mean over centers.  best: the best round so far on validation rows.
-    """
+    """Scores, rests, partners and decisions, round by round."""
 
     def __init__(self, centers: tuple[str, ...]) -> None:
         self.centers = centers
-        self.validation: list[float] = []
-        self.test: list[float] = []
-        self.partners: list[float] = []
-        self.best = 1
-        self._rest: list[NDArray[np.int8]] = []
-        self._scores: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-        self._judged: list[float] = []
-        self._decisions: list[tuple[int, Decisions]] = []
-        self._before: list[pl.DataFrame] = []
+        scores, none = np.zeros((0, len(centers))), np.zeros(0)
+        self.record = TrackRecord(scores, scores, scores.astype(np.int8), none, none)
+        self.decided: list[pl.DataFrame] = []
+
+    @property
+    def rounds(self) -> int:
+        """How many there were."""
+        return len(self.record.judged)
 
     def add(self, state: RunState, result: RoundResult) -> bool:
         """Note a round; True if it is the best so far on validation rows, by what the method goes by."""
@@ -89,103 +88,89 @@ class Track:
             answers = config.logits(context, state.state, data.held_out).split(data.validation.sizes)
         validation = main_score(answers[0], labels_of(data.validation))
         test = main_score(answers[1], labels_of(data.test))
-        self._scores.append((validation, test))
-        self.validation.append(mean_over_centers(validation)[0])
-        self.test.append(mean_over_centers(test)[0])
-        self._rest.append(result.rest)
-        self.partners.append(float(np.mean(result.partners)))
-        t = len(self.validation)
-        if result.decisions is not None:
-            self._decisions.append((t, result.decisions))
-        self._judged.append(self.validation[-1])
+        judged = mean_over_centers(validation)[0]
         if config.stop.metric == "loss":
-            self._judged[-1] = -mean_over_centers(log_loss(answers[0], labels_of(data.validation)))[0]
-        better = t == 1 or config.stop.better(self._judged[-1], self._judged[self.best - 1])
-        if better:
-            self.best = t
+            judged = -mean_over_centers(log_loss(answers[0], labels_of(data.validation)))[0]
+        before = self.record
+        better = self.rounds == 0 or config.stop.better(judged, float(before.judged[before.best - 1]))
+        self.record = TrackRecord(
+            np.concatenate([before.validation, validation[None]]),
+            np.concatenate([before.test, test[None]]),
+            np.concatenate([before.rest, result.rest[None]]),
+            np.append(before.partners, np.mean(result.partners)),
+            np.append(before.judged, judged),
+            self.rounds + 1 if better else before.best,
+        )
+        if result.decisions is not None:
+            self.decided.append(self._frame(result.decisions))
         return better
 
     def report(self, state: RunState, rounds: int) -> RoundReport:
         """The last round, for a callback."""
-        causes = {int(cause): cause.key for cause in CAUSES}
         spent, models = state.ledger.rounds[-1], getattr(state.state, "models", None)
         return RoundReport(
-            len(self._scores),
+            self.rounds,
             rounds,
             self.centers,
-            *self._scores[-1],
-            tuple(causes.get(int(r), "") for r in self._rest[-1]),
+            self.record.validation[-1],
+            self.record.test[-1],
+            tuple(_causes(self.record.rest[-1])),
             spent.directed + spent.control,
             models,
         )
 
-    def record(self) -> TrackRecord:
-        """All numbers so far."""
-        validation, test = (np.stack(each) for each in zip(*self._scores))
-        each = (np.stack(self._rest), np.array(self.partners), np.array(self._judged))
-        return TrackRecord(validation, test, *each, self.best)
-
-    def restore(self, record: TrackRecord, decisions: pl.DataFrame) -> None:
-        """Go on from what was written."""
-        self._scores = list(zip(record.validation, record.test))
-        self.validation = [mean_over_centers(each)[0] for each in record.validation]
-        self.test = [mean_over_centers(each)[0] for each in record.test]
-        self._rest, self.partners = list(record.rest), record.partners.tolist()
-        self._judged, self.best, self._before = record.judged.tolist(), record.best, [decisions]
-
     def rest_shares(self) -> RestShares:
         """Shares of center-rounds without a partner, by cause."""
-        shares = {cause.key: float(np.mean([np.mean(r == cause) for r in self._rest])) for cause in CAUSES}
+        shares = {cause.key: float(np.mean(self._resting(cause))) for cause in CAUSES}
         return RestShares(share=sum(shares.values()), **shares)
+
+    def _resting(self, cause: Rest) -> list[float]:
+        """(rounds,) the share of centers that rest for a cause."""
+        return [float(np.mean(rest == cause)) for rest in self.record.rest]
 
     def history(self, booked: Sequence[Traffic]) -> History:
         """The means over centers of every round.  booked: the bytes of every round."""
-        return History(
-            auroc=tuple(self.test),
-            validation_auroc=tuple(self.validation),
-            edge_bytes=tuple(np.cumsum([r.edge for r in booked]).tolist()),
-            rest=tuple(float(np.mean(r != Rest.NOT)) for r in self._rest),
-            rest_causes={
-                cause.key: tuple(float(np.mean(r == cause)) for r in self._rest) for cause in CAUSES
-            },
-            directed_bytes=tuple(np.cumsum([r.directed for r in booked]).tolist()),
-            control_bytes=tuple(np.cumsum([r.control for r in booked]).tolist()),
+        edge, directed, control = (
+            tuple(np.cumsum([getattr(spent, kind) for spent in booked]).tolist())
+            for kind in ("edge", "directed", "control")
         )
+        test, validation = (
+            tuple(mean_over_centers(scores)[0] for scores in each)
+            for each in (self.record.test, self.record.validation)
+        )
+        causes = {cause.key: tuple(self._resting(cause)) for cause in CAUSES}
+        rest = tuple(float(np.mean(r != Rest.NOT)) for r in self.record.rest)
+        return History(test, validation, edge, rest, causes, directed, control)
 
     def center_history(self) -> pl.DataFrame:
         """One row per round and center: its main score on validation and test rows, and why it rested."""
-        rounds, n = len(self._scores), len(self.centers)
-        causes = {int(cause): cause.key for cause in CAUSES}
-        rest = np.concatenate(self._rest) if rounds else np.zeros(0, np.int8)
         return pl.DataFrame(
             {
-                "round": np.repeat(np.arange(1, rounds + 1, dtype=np.int32), n),
-                "center": pl.Series(list(self.centers) * rounds, dtype=pl.String),
-                "validation": np.concatenate([np.zeros(0), *(v for v, _ in self._scores)]),
-                "test": np.concatenate([np.zeros(0), *(t for _, t in self._scores)]),
-                "rest": pl.Series([causes.get(int(r), "") for r in rest], dtype=pl.String),
+                "round": np.repeat(np.arange(1, self.rounds + 1, dtype=np.int32), len(self.centers)),
+                "center": pl.Series(list(self.centers) * self.rounds, dtype=pl.String),
+                "validation": self.record.validation.ravel(),
+                "test": self.record.test.ravel(),
+                "rest": pl.Series(_causes(self.record.rest.ravel()), dtype=pl.String),
             }
         )
 
+    def _frame(self, decided: Decisions) -> pl.DataFrame:
+        """Decisions of the last round as rows of the audit trail."""
+        names = np.array([*self.centers, None], dtype=object)  # -1: nobody in particular
+        words = (names[decided.center], names[decided.peer], decided.decision)
+        numbers = (pl.Series(each).fill_nan(None) for each in (decided.score, decided.mean, decided.count))
+        columns = [np.full(len(decided.center), self.rounds), *(each.tolist() for each in words), *numbers]
+        return pl.DataFrame(dict(zip(DECISIONS, [*columns, decided.reason.tolist()])), schema=DECISIONS)
+
     def decisions(self) -> pl.DataFrame:
         """The audit trail: one row per decision."""
-        names = np.array([*self.centers, None], dtype=object)  # -1: nobody in particular
-        frames = self._before + [
-            pl.DataFrame(
-                {
-                    "round": np.full(len(d.center), t, dtype=np.int32),
-                    "center": pl.Series(names[d.center].tolist(), dtype=pl.String),
-                    "peer": pl.Series(names[d.peer].tolist(), dtype=pl.String),
-                    "decision": pl.Series(d.decision.tolist(), dtype=pl.String),
-                    "score": pl.Series(d.score).fill_nan(None),
-                    "posterior_mean": pl.Series(d.mean).fill_nan(None),
-                    "count": pl.Series(d.count).fill_nan(None),
-                    "reason": pl.Series(d.reason.tolist(), dtype=pl.String),
-                }
-            )
-            for t, d in self._decisions
-        ]
-        return pl.concat(frames) if frames else pl.DataFrame(schema=DECISIONS)
+        return pl.concat(self.decided) if self.decided else pl.DataFrame(schema=DECISIONS)
+
+
+def _causes(rest: NDArray[np.int8]) -> list[str]:
+    """Why centers rested, in words; "" where they did not."""
+    causes = {int(cause): cause.key for cause in CAUSES}
+    return [causes.get(why, "") for why in rest.tolist()]
 
 
 # ---------------------------------------------------------------- every scored row
@@ -207,7 +192,7 @@ def row_scores(rows: Rows, logits: Segments, fold: int = 0) -> pl.DataFrame:
     outcome, z = rows.outcome, logits.values
     if outcome.binary:
         return pl.DataFrame(columns | {"logit": z.astype(np.float32)})
-    columns["loss"] = outcomes.judged(outcome, z, rows.y)[0].astype(np.float32)
+    columns["loss"] = outcomes.row_losses(outcome, z, rows.y).astype(np.float32)
     if outcome.kind == "classes":
         chance = outcomes.foretold(outcome, z).astype(np.float32)
         columns |= {f"score_{k}": chance[:, k] for k in range(chance.shape[1])}
@@ -225,5 +210,5 @@ def _base(rows: Rows) -> np.ndarray:
         y = rows.y[low:high].astype(np.float64)
         if len(y):
             constant = np.full(len(y), y.mean())
-            base[low:high] = outcomes.judged(rows.outcome, constant, y)[0]
+            base[low:high] = outcomes.row_losses(rows.outcome, constant, y)
     return base

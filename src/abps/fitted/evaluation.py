@@ -42,8 +42,7 @@ from abps.evaluate.performance import (
     subgroups,
 )
 from abps.evaluate.verdicts import HospitalEvidence, hospital_evidence
-from abps.models.metrics import Segments
-from abps.models.outcome_scores import main_score, measures
+from abps.models.metrics import Segments, main_score, measures
 
 Floats = NDArray[np.float64]
 

@@ -45,8 +45,7 @@ from abps.methods.settings import configure, describe
 from abps.models.hierarchical import CommonModel
 from abps.models.hierarchical import alone as own_fit
 from abps.models.layout import answering
-from abps.models.metrics import Segments, brier, labels_of
-from abps.models.outcome_scores import main_score
+from abps.models.metrics import Segments, brier, labels_of, main_score
 from abps.models.training import Training
 
 Floats = NDArray[np.float64]

@@ -29,8 +29,8 @@ from abps.core.ledger import Traffic
 from abps.core.matching import MatchingPlan, propose
 from abps.core.selection import Selection, turns
 from abps.methods.base import Context, Decisions, Floats, Ints, Method, Wire
+from abps.models.learners import mixtures
 from abps.models.metrics import Segments, labels_of
-from abps.models.mixtures import mixtures
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from abps.core.errors import RequestError, nearest
 from abps.methods.base import Method, Wire
 from abps.methods.catalog import find
 from abps.models.layout import ModelFactory
-from abps.models.specs import find_model
+from abps.models.training import find_model
 
 #: Old names of settings, for one release.
 _RENAMED: Final = {"floor": "min_cell"}

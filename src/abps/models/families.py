@@ -12,9 +12,9 @@ terms have. The hierarchical model in :mod:`abps.models.hierarchical` needs noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,52 +41,43 @@ def softplus(z: Floats) -> Floats:
     return np.asarray(np.logaddexp(0.0, z))
 
 
-class Family(Protocol):
-    """What the hierarchical model asks of an outcome.
+def log_loss(z: Floats, y: Floats) -> Floats:
+    """Minus the log-likelihood of events y at log odds z."""
+    return np.asarray(softplus(z) - y * z)
+
+
+@dataclass(frozen=True, eq=False)
+class Family(ABC):
+    """What a model asks of an outcome; ``start`` (centers + 1,) divides rows into centers.
 
     mix: (terms, outputs).  baseline: (outputs,) outputs of a model that knows nothing.
     dispersion_factor: the loss has a scale of its own, estimated by the mean loss times this; 0: it has none.
     """
 
-    @property
-    def mix(self) -> Floats:
-        """(terms, outputs)."""
-        ...
-
-    @property
-    def baseline(self) -> Floats:
-        """(outputs,)."""
-        ...
-
-    @property
-    def dispersion_factor(self) -> float:
-        """Dispersion over mean loss."""
-        ...
-
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """(rows,) losses; ``start`` (centers + 1,) divides rows into centers."""
-        ...
-
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """(rows, outputs) negative derivatives of the losses."""
-        ...
-
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
-        """(rows, terms, terms) second derivatives of the losses along the terms."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Bernoulli:
-    """An event or none: logistic regression."""
-
     mix: Floats
     baseline: Floats
-    dispersion_factor: float = 0.0
+
+    dispersion_factor: ClassVar[float] = 0.0
+
+    @abstractmethod
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """(rows,) losses."""
+
+    @abstractmethod
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """(rows, outputs) negative derivatives of the losses."""
+
+    @abstractmethod
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """(rows, terms, terms) second derivatives of the losses along the terms."""
+
+
+class Bernoulli(Family):
+    """An event or none: logistic regression."""
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Log-loss."""
-        return np.asarray(softplus(z[:, 0]) - y * z[:, 0])
+        return log_loss(z[:, 0], y)
 
     def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Outcome minus probability."""
@@ -98,13 +89,10 @@ class Bernoulli:
         return np.asarray(np.maximum(chance * (1.0 - chance), LEAST_INFORMATION)[:, None, None])
 
 
-@dataclass(frozen=True, eq=False)
-class Gaussian:
+class Gaussian(Family):
     """A number, by squared loss; its variance is the dispersion."""
 
-    mix: Floats
-    baseline: Floats
-    dispersion_factor: float = 2.0
+    dispersion_factor = 2.0
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Half the squared error."""
@@ -119,13 +107,8 @@ class Gaussian:
         return np.ones((len(y), 1, 1))
 
 
-@dataclass(frozen=True, eq=False)
-class Multinomial:
+class Multinomial(Family):
     """One of several classes: softmax, a term for every class."""
-
-    mix: Floats
-    baseline: Floats
-    dispersion_factor: float = 0.0
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Log-loss."""
@@ -153,40 +136,41 @@ def _softmax(z: Floats) -> Floats:
     return np.asarray(weight / weight.sum(axis=1, keepdims=True))
 
 
+def at_risk(grid: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """(rows, outputs) whether a row of signed time reaches an interval, and whether it fails in it.
+
+    An event at an interval's end belongs to it; who was watched until its end lived through it.
+    """
+    time, event = np.abs(y)[:, None], ~np.signbit(y)[:, None]
+    survived = (grid < time) | (~event & (grid <= time))
+    begins = np.concatenate([[-np.inf], grid[:-1]])
+    failed = event & (begins < time) & (time <= grid)
+    return (survived | failed).astype(np.float64), failed.astype(np.float64)
+
+
 @dataclass(frozen=True, eq=False)
-class Hazard:
+class Hazard(Family):
     """Time to an event on a grid: log-odds to fail in each interval of those who reach it.
 
     An outcome is a time; it is negative where observation ended without the event.
     grid: (outputs,) ends of the intervals.
     """
 
-    mix: Floats
-    baseline: Floats
     grid: Floats
-    dispersion_factor: float = 0.0
-
-    def _at_risk(self, y: Floats) -> tuple[Floats, Floats]:
-        """(rows, outputs) whether a row reaches an interval, and whether it fails in it."""
-        time, event = np.abs(y)[:, None], ~np.signbit(y)[:, None]
-        survived = (self.grid < time) | (~event & (self.grid <= time))
-        begins = np.concatenate([[-np.inf], self.grid[:-1]])
-        failed = event & (begins < time) & (time <= self.grid)
-        return (survived | failed).astype(np.float64), failed.astype(np.float64)
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Sum of the intervals' log-losses."""
-        risk, failed = self._at_risk(y)
+        risk, failed = at_risk(self.grid, y)
         return np.asarray((softplus(z) * risk - z * failed).sum(axis=1))
 
     def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Failure minus its probability, in intervals that a row reaches."""
-        risk, failed = self._at_risk(y)
+        risk, failed = at_risk(self.grid, y)
         return np.asarray(failed - sigmoid(z) * risk)
 
     def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Variances of the intervals, mixed to terms."""
-        risk, _ = self._at_risk(y)
+        risk, _ = at_risk(self.grid, y)
         chance = sigmoid(z)
         variance = chance * (1.0 - chance) * risk
         found = np.einsum("tk,rk,sk->rts", self.mix, variance, self.mix, optimize=True)
@@ -200,9 +184,6 @@ def family_of(outcome: Outcome) -> Family:
     mix, start = outcome.mix.astype(np.float64), outcome.start.astype(np.float64)
     if outcome.kind == "survival":
         return Hazard(mix, start, np.array(outcome.grid))
-    kinds: dict[str, Callable[[Floats, Floats], Family]] = {
-        "binary": Bernoulli,
-        "classes": Multinomial,
-        "continuous": Gaussian,
-    }
-    return kinds[outcome.kind](mix, start)
+    if outcome.kind == "classes":
+        return Multinomial(mix, start)
+    return Bernoulli(mix, start) if outcome.binary else Gaussian(mix, start)

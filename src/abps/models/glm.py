@@ -12,14 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.prepare import Rows
+from abps.models.families import log_loss
 from abps.models.hierarchical import evidence_penalties
 
 Floats = NDArray[np.float64]
-
-
-def row_losses(logits: Floats, y: Floats) -> Floats:
-    """Log-loss of every row, in nats."""
-    return np.asarray(np.logaddexp(0.0, logits) - logits * y)
 
 
 def message_size(width: int) -> int:
@@ -53,9 +49,7 @@ def message(train: Rows, w: Floats) -> NDArray[np.float32]:
         y, z = train.y[low:high].astype(np.float64), design @ w
         chance = 0.5 * (1.0 + np.tanh(0.5 * z))
         curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design
-        found[i] = np.concatenate(
-            [curvature[half], design.T @ (chance - y), [row_losses(z, y).sum(), len(y)]]
-        )
+        found[i] = np.concatenate([curvature[half], design.T @ (chance - y), [log_loss(z, y).sum(), len(y)]])
     return found
 
 

@@ -16,13 +16,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.core.arrays import Weights
+from abps.core.arrays import Weights, compact
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
+from abps.models import network
 from abps.models.layout import Layout
 from abps.models.metrics import Segments
-from abps.models.mixtures import Mixtures, mixed
+from abps.models.threads import Crew
 from abps.models.training import PLAIN, LocalRound, Objective, Training
+
+#: Mixtures that are in memory at a time, where only their answers are asked for; and pieces of them.
+MIXED_AT_ONCE, MIXED_PER_CALL = 512, 64
+
+
+@dataclass(frozen=True, eq=False)
+class Mixtures:
+    """k models, each a center's own whose shared layers are averaged with what others sent.
+
+    owner: (k,) whose own model, and so whose private layers.  own: (k,) its share of the average.
+    other: (parts,) who else is in it, share: (parts,) with what share; model k owns start[k]:start[k+1].
+    """
+
+    owner: NDArray[np.int64]
+    own: NDArray[np.float32]
+    other: NDArray[np.int64]
+    share: NDArray[np.float32]
+    start: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+    def some(self, first: int, last: int) -> Mixtures:
+        """The models from the first to before the last."""
+        these, start = slice(first, last), self.start[first : last + 1]
+        inside = slice(start[0], start[-1])
+        parts = self.other[inside], self.share[inside], start - start[0]
+        return Mixtures(self.owner[these], self.own[these], *parts)
+
+
+def mixtures(
+    owner: NDArray[np.int64],
+    other: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    weights: NDArray[np.float32],
+) -> Mixtures:
+    """Averages of ``owner[k]`` with its ``counts[k]`` others, by weights (n,)."""
+    row = np.repeat(np.arange(len(owner)), counts)
+    mine = weights[owner].astype(np.float64)
+    total = mine + np.bincount(row, weights=weights[other], minlength=len(owner))
+    # A model without members is the owner's, untouched.
+    own = np.where(counts > 0, mine / total, 1.0)
+    share = weights[other] / total[row]
+    start = np.concatenate([[0], np.cumsum(counts)])
+    return Mixtures(owner, own.astype(np.float32), other, share.astype(np.float32), start)
 
 
 @dataclass
@@ -47,7 +93,7 @@ class Learner(ABC):
     ids: NDArray[np.uint64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ids = streams.center_ids(self.data.centers)
+        self.ids, self._crew = streams.center_ids(self.data.centers), Crew()
         if self.training.clip is not None and not self.data.outcome.binary:
             raise RequestError(
                 f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
@@ -85,9 +131,8 @@ class Learner(ABC):
         self.noisy_steps[round] = self.training.private_steps(epochs)
 
     def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
-        for k in range(count):
-            work(k)
+        """Run ``work`` for 0..count-1 on all cores, in any order; it may ask the learner for more."""
+        self._crew.each(work, count)
 
     @cached_property
     def plain(self) -> Learner:
@@ -123,23 +168,33 @@ class Learner(ABC):
     def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
         """(k, P) every mixture of own models (n, P) and what was sent of the shared columns (n, shared), then
         its logits on the rows of its owner."""
-        models = mixed(own, others, parts, self.each)
+        models = np.empty((len(parts), own.shape[1]), dtype=np.float32)
+        mine, sent = compact(own), compact(others)
+        plain = parts.owner, parts.own, parts.other, parts.share, parts.start
+        pieces = np.array_split(np.arange(len(parts)), max(1, -(-len(parts) // MIXED_PER_CALL)))
+        self.each(lambda k: network.mixed_models(mine, sent, plain, pieces[k], models), len(pieces))
         return models, self.logits(models, rows, parts.owner)
 
     def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
-        """Logits of every mixture on the rows of its owner."""
-        return self.settle(own, others, parts, rows)[1]
+        """Logits of every mixture on the rows of its owner, with a few of the models in memory at a time."""
+        found = [
+            self.settle(own, others, parts.some(at, at + MIXED_AT_ONCE), rows)[1]
+            for at in range(0, max(1, len(parts)), MIXED_AT_ONCE)
+        ]
+        start = np.concatenate([[0], np.cumsum(rows.sizes[parts.owner])])
+        return Segments(np.concatenate([part.values for part in found]), start)
 
-    @abstractmethod
-    def gradient(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Weights:
-        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
+    def gradient(self, w: Weights, rows: Rows) -> Weights:
+        """(n, P) gradient of every center's mean loss over all of its rows, no dropout; zero without rows.
 
-        Labels between 0 and 1 are allowed; a center without rows has gradient zero.
+        Labels between 0 and 1 are allowed.
         """
+        self.look(rows)
+        return self.plain.gradient(w, rows)
 
-    @abstractmethod
     def representation(self, w: Weights, x: Weights) -> Weights:
-        """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
+        """(b, units) the last hidden layer of a model (P,) on rows (b, d), no dropout."""
+        return self.plain.representation(w, x)
 
     def on(self, data: Prepared) -> Learner:
         """The same way of learning on other data."""

@@ -1,20 +1,26 @@
-"""Accuracy of many centers at once: ragged groups of scores, one pass of sorting.
+"""Accuracy of many centers at once, for every outcome: ragged groups of scores.
 
 A metric is undefined (NaN) for a center whose rows are all of one class; means skip those and say how
-many were scored.
+many were scored. Every outcome has a main score. Weights for censoring come from the training rows of all
+centers (counts that centers sum), up to the time at which one row in twenty was still watched: later, few
+rows would stand for many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.outcome import BINARY, Outcome
 from abps.data.prepare import Rows
+from abps.evaluate import survival
 from abps.models import outcomes
-from abps.models.native import network as compiled
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +38,7 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start) - 1
 
-    def __getitem__(self, g: int) -> NDArray[np.float32] | NDArray[np.float64]:
+    def __getitem__(self, g: int) -> NDArray[np.float32] | Floats:
         return self.values[self.start[g] : self.start[g + 1]]
 
     def split(self, first: NDArray[np.int64]) -> tuple[Segments, Segments]:
@@ -60,11 +66,11 @@ def labels_of(rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
     return Segments(rows.y[index], start, rows.outcome)
 
 
-def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> Floats:
     return np.bincount(group, weights=values, minlength=n).astype(np.float64)
 
 
-def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
+def auroc(scores: Segments, labels: Segments) -> Floats:
     """(k,) area under the ROC curve; tied scores count half (midranks).
 
     Of other outcomes the share of pairs in the right order (:func:`abps.models.outcomes.concordance`).
@@ -73,7 +79,7 @@ def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
         return outcomes.concordance(labels.outcome, scores.values, labels.values, scores.start)
     if len(scores) == 1:  # a hospital's own process: loading the compiler would take 120 MB of it
         return np.array([_area(scores.values, labels.values > 0)])
-    return compiled.areas(scores.values, labels.values, scores.start)
+    return outcomes.areas(scores.values, labels.values, scores.start)
 
 
 def _area(score: NDArray[np.floating], event: NDArray[np.bool_]) -> float:
@@ -85,7 +91,7 @@ def _area(score: NDArray[np.floating], event: NDArray[np.bool_]) -> float:
     return float(sum(int(each.sum()) for each in beaten) / (2.0 * len(high) * len(low)))
 
 
-def auprc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
+def auprc(scores: Segments, labels: Segments) -> Floats:
     """(k,) average precision: mean precision at the positives, thresholds at distinct scores."""
     group, n = scores.group(), len(scores)
     order = np.lexsort((-scores.values, group))
@@ -107,45 +113,18 @@ def auprc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
     return area
 
 
-def probabilities(logits: Segments) -> Segments:
-    """Logits to probabilities."""
-    with np.errstate(over="ignore"):
-        return Segments((1.0 / (1.0 + np.exp(-logits.values))).astype(np.float32), logits.start)
-
-
-def brier(logits: Segments, labels: Segments) -> NDArray[np.float64]:
+def brier(logits: Segments, labels: Segments) -> Floats:
     """(k,) mean squared error of the predicted probability; NaN for an empty group."""
-    error = (probabilities(logits).values.astype(np.float64) - labels.values) ** 2
+    with np.errstate(over="ignore"):
+        chance = (1.0 / (1.0 + np.exp(-logits.values))).astype(np.float32)
+    error = (chance.astype(np.float64) - labels.values) ** 2
     with np.errstate(invalid="ignore"):
         return _sum(error, logits.group(), len(logits)) / np.diff(logits.start)
 
 
-def row_losses(logits: Segments, labels: Segments) -> Segments:
-    """Binary cross-entropy of every row, in nats; of other outcomes their own loss."""
-    if not labels.outcome.binary:
-        return Segments(outcomes.judged(labels.outcome, logits.values, labels.values)[0], logits.start)
-    z = logits.values.astype(np.float64)
-    loss = np.maximum(z, 0) - z * labels.values + np.log1p(np.exp(-np.abs(z)))
-    return Segments(loss, logits.start)
-
-
-def gains(rows: Rows, before: Segments, after: Segments) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(k,) what a change of models takes off the loss on every center's rows, and its standard error.
-
-    before, after: the models' logits on the rows.
-    """
-    labels = labels_of(rows)
-    gain = row_losses(before, labels).values - row_losses(after, labels).values
-    owner = np.repeat(np.arange(len(rows.sizes)), rows.sizes)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.bincount(owner, weights=gain, minlength=len(rows.sizes)) / rows.sizes
-        square = np.bincount(owner, weights=gain**2, minlength=len(rows.sizes)) / rows.sizes
-        return mean, np.sqrt(np.maximum(square - mean**2, 0.0) / (rows.sizes - 1))
-
-
-def log_loss(logits: Segments, labels: Segments) -> NDArray[np.float64]:
+def log_loss(logits: Segments, labels: Segments) -> Floats:
     """(k,) mean binary cross-entropy in nats, or mean loss of another outcome; NaN for an empty group."""
-    loss = row_losses(logits, labels).values
+    loss = outcomes.row_losses(labels.outcome, logits.values, labels.values)
     with np.errstate(invalid="ignore"):
         return _sum(loss, logits.group(), len(logits)) / np.diff(logits.start)
 
@@ -154,3 +133,85 @@ def mean_over_centers(values: NDArray[np.float64]) -> tuple[float, int]:
     """The plain mean over the centers for which the metric is defined, and how many those are."""
     scored = np.isfinite(values)
     return (float(values[scored].mean()) if scored.any() else float("nan")), int(scored.sum())
+
+
+# ---------------------------------------------------------------- every outcome
+
+#: The share of rows still watched, below which times are not scored.
+STILL_WATCHED = 0.05
+
+
+def main_score(logits: Segments, labels: Segments) -> Floats:
+    """(centers,) the main score: AUROC, C-index, macro AUROC, or the share of variation that is explained."""
+    if labels.outcome.kind == "continuous":
+        return _each(logits, labels, _explained)
+    return auroc(logits, labels)
+
+
+def measures(logits: Segments, rows: Rows, train: Rows) -> dict[str, Floats]:
+    """(centers,) every score of an outcome by its name, the main one first."""
+    labels, outcome = labels_of(rows), rows.outcome
+    found = {outcome.measure: main_score(logits, labels)}
+    if outcome.kind == "classes":
+        found["log-loss"] = log_loss(logits, labels)
+        found["accuracy"] = _each(logits, labels, _hits)
+    elif outcome.kind == "continuous":
+        found["RMSE"] = _each(logits, labels, _deviation)
+        found["calibration slope"] = _each(logits, labels, _slope)
+    elif outcome.kind == "survival":
+        found |= _survival(logits, labels, train)
+    return found
+
+
+def _each(
+    logits: Segments, labels: Segments, score: Callable[[Outcome, NDArray[Any], NDArray[Any]], float]
+) -> Floats:
+    """(centers,) a score of each center's rows; NaN without rows."""
+    groups = range(len(labels))
+    return np.array(
+        [score(labels.outcome, logits[i], labels[i]) if len(labels[i]) else np.nan for i in groups]
+    )
+
+
+def _explained(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    """R²: what the best constant loses, and how much of it is spared."""
+    constant = np.full(len(y), y.mean(dtype=np.float64))
+    lost, alone = (float(outcomes.row_losses(outcome, answer, y).sum()) for answer in (z, constant))
+    return 1.0 - lost / alone if alone > 0 else float("nan")
+
+
+def _deviation(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean((z.astype(np.float64) - y) ** 2)) * outcome.scale)
+
+
+def _slope(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    """By how much outcomes rise where predictions rise by one: 1 is right, less is too bold."""
+    centred = z.astype(np.float64) - z.mean(dtype=np.float64)
+    spread = float(centred @ centred)
+    return float(centred @ y) / spread if spread > 0 and len(y) > 2 else float("nan")
+
+
+def _hits(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    return float(np.mean(np.argmax(z, axis=1) == y))
+
+
+def _survival(logits: Segments, labels: Segments, train: Rows) -> dict[str, Floats]:
+    outcome, n = labels.outcome, len(labels)
+    time, event = np.abs(train.y).astype(np.float64), ~np.signbit(train.y)
+    watched = survival.censoring(time, event)
+    known = watched.value >= STILL_WATCHED
+    last = float(watched.time[known][-1]) if known.any() else 0.0
+    middle = float(np.median(time[event & (time <= last)])) if (event & (time <= last)).any() else last
+    grid = np.array([t for t in outcome.grid if t <= last])
+    weighted, area, error = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+    for i in range(n):
+        if not len(labels[i]):
+            continue
+        t, e = np.abs(labels[i]).astype(np.float64), ~np.signbit(labels[i])
+        risk = outcomes.risk(outcome, logits[i])
+        weighted[i] = survival.weighted_concordance(t, e, risk, watched, last)
+        area[i] = survival.auroc_at(t, e & (t <= last), risk, middle, watched)
+        if len(grid):
+            alive = outcomes.foretold(outcome, logits[i])[:, : len(grid)]
+            error[i] = survival.integrated(survival.brier(t, e, alive, grid, watched), grid)
+    return {"C-index (IPCW)": weighted, f"AUROC at {middle:.4g}": area, "Brier (IPCW)": error}

@@ -10,7 +10,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from abps.models.layout import answering
 from abps.models.learners import Learner
 from abps.models.metrics import Segments
 from abps.models.models import initial_weights, layout_of
-from abps.models.newton import with_pairs
-from abps.models.training import Contrast, GaussianWeights, LocalRound, Objective
+from abps.models.training import GaussianWeights, LocalRound, Objective
 
 Ints = NDArray[np.int64]
 
@@ -51,7 +50,12 @@ class ModuleLearner(Learner):
         module = self.factory(width)
         self.layout = layout_of(module)
         self.start = initial_weights(self.factory, width, self.seed)
-        self._model = with_given_dropout(module, width, outcome.outputs).to(self.device)
+        self._model = FlatModule(module, width, outcome.outputs, self.device)
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1, one after the other: there is one module."""
+        for k in range(count):
+            work(k)
 
     def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
         """Training that starts when its models are asked for."""
@@ -67,9 +71,9 @@ class ModuleLearner(Learner):
         after = np.array(w, dtype=np.float32)
         rates = self._rates(objective)
         with one_thread():
-            for i in np.flatnonzero(self.data.train.sizes):
-                steps = slopes(int(i), what)
-                self._descend(after[i], steps, float(rates[i]), self._terms(objective, int(i)), what.columns)
+            for i in np.flatnonzero(self.data.train.sizes).tolist():
+                steps, terms = slopes(i, what), self._terms(objective, i)
+                self._descend(after[i], steps, float(rates[i]), terms, what.columns)
         return after
 
     def _rates(self, objective: Objective) -> Weights:
@@ -93,36 +97,27 @@ class ModuleLearner(Learner):
         w: Weights,
         slopes: Iterator[Callable[[Tensor], Tensor]],
         rate: float,
-        terms: Callable[[Tensor], Tensor],
+        terms: Callable[[Tensor], Tensor | float],
         columns: slice,
     ) -> None:
         """A center's local steps, in place; slopes: of every step, from the weights to their gradient."""
-        whole = self._tensor(w)
-        flat = whole[columns].clone().requires_grad_()
-        penalty = self._tensor(self.decay())
-        if len(penalty) < len(whole):  # means and spreads
-            penalty = penalty.repeat(len(whole) // len(penalty))
+        whole, penalty = self._tensor(w), self._tensor(self.decay())
+        penalty = penalty.repeat(len(whole) // len(penalty))  # of Gaussians: means and spreads
+        moving = whole[columns]
         kind = torch.optim.Adam if self.training.optimizer == "adam" else torch.optim.SGD
-        optimizer = kind([flat], lr=rate)
+        optimizer = kind([moving], lr=rate)
         for slope in slopes:
-            gradient = slope(whole) + terms(whole) + penalty * whole
-            flat.grad = gradient[columns].clone()
+            moving.grad = (slope(whole) + terms(whole) + penalty * whole)[columns]
             optimizer.step()
-            whole[columns] = flat.detach()
         w[:] = whole.cpu().numpy()
 
-    def _terms(self, objective: Objective, i: int) -> Callable[[Tensor], Tensor]:
+    def _terms(self, objective: Objective, i: int) -> Callable[[Tensor], Tensor | float]:
         """What an objective adds to center i's gradient, from its weights."""
-        strength = (
-            objective.strength if isinstance(objective.strength, float | int) else objective.strength[i]
-        )
-        anchor, shift = (
-            None if rows is None else self._tensor(row_of(rows, i))
-            for rows in (objective.anchor, objective.shift)
-        )
+        strength, *rows = objective.of(i)
+        anchor, shift = (None if row is None else self._tensor(row) for row in rows)
 
-        def added(w: Tensor) -> Tensor:
-            found = torch.zeros_like(w) if anchor is None else float(strength) * (w - anchor)
+        def added(w: Tensor) -> Tensor | float:
+            found = 0.0 if anchor is None else strength * (w - anchor)
             return found if shift is None else found + shift
 
         return added
@@ -135,52 +130,52 @@ class ModuleLearner(Learner):
         ids = self.ids[i : i + 1]
         order = draws.row_orders(self.seed, ids, round, np.array([len(y)]), what.epochs)[:, 0]
         pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
+        keys = draws.weight_keys(self.seed, ids, round, np.arange(len(pieces), dtype=np.uint64))[0]
+        near = far = None
+        if objective.contrast is not None:  # frozen models say the same in every epoch
+            frozen = objective.contrast.near, objective.contrast.far
+            near, far = (
+                F.normalize(self._tensor(self.representation(row_of(models, i), rows.x)), dim=-1, eps=1e-8)
+                for models in frozen
+            )
         for step, piece in enumerate(pieces):
             kept = draws.kept_units(self.seed, int(ids[0]), round, step, len(piece), self._model.sites)
+            index = torch.from_numpy(piece)
+
+            def loss(w: Tensor, index: Tensor = index, kept: list[NDArray[np.bool_]] = kept) -> Tensor:
+                model = self._model.at(w, kept)
+                found = mean_loss(self.data.outcome, model(x[index]), y[index])
+                if objective.contrast is None or near is None or far is None:
+                    return found
+                z, tau = self._model.shown, objective.contrast.temperature
+                pull = contrastive_gradient(z.detach(), near[index], far[index], tau)
+                return found + objective.contrast.strength * (z * pull).sum() / len(index)
+
             noise = None
             if objective.gaussian is not None:
-                keys = draws.weight_keys(self.seed, ids, round, np.array([step], dtype=np.uint64))
-                noise = self._tensor(draws.normals(keys[:, 0], self.layout.size)[0])
-            index = torch.from_numpy(piece)
-            yield functools.partial(self._batch_slope, i, objective, x[index], y[index], kept, noise)
+                noise = self._tensor(draws.normals(keys[step : step + 1], self.layout.size)[0])
+            yield functools.partial(self._batch_slope, objective.gaussian, i, loss, noise)
 
     def _batch_slope(
         self,
+        prior: GaussianWeights | None,
         i: int,
-        objective: Objective,
-        x: Tensor,
-        y: Tensor,
-        kept: list[NDArray[np.bool_]],
+        loss: Callable[[Tensor], Tensor],
         noise: Tensor | None,
-        w: Tensor,
+        both: Tensor,
     ) -> Tensor:
-        """The gradient of center i's whole loss on a batch at weights w. noise: what Gaussian ones draw."""
-        at = w if noise is None else drawn_weights(w, noise)
-        found = self._slope(at, x, y, kept)
-        if objective.contrast is not None:
-            found = found + self._contrastive(at, x, kept, objective.contrast, i)
-        if objective.gaussian is None or noise is None:
-            return found
-        return carried_back(objective.gaussian, w, noise, found, i)
-
-    def _slope(self, w: Tensor, x: Tensor, y: Tensor, kept: list[NDArray[np.bool_]] | None = None) -> Tensor:
-        """(P,) the gradient of the mean loss on rows, with the units that are kept; none: with all."""
-        model = self._model.at(w, kept)
-        loss = mean_loss(self.data.outcome, model(x), y)
-        return flat_gradient(loss, model)
-
-    def _contrastive(
-        self, w: Tensor, x: Tensor, kept: list[NDArray[np.bool_]], contrast: Contrast, i: int
-    ) -> Tensor:
-        """(P,) the gradient of the contrastive loss of center i; units stay as the batch dropped them."""
-        near, far = (
-            self._tensor(self.representation(row_of(models, i)[None], x.cpu().numpy()[None])[0])
-            for models in (contrast.near, contrast.far)
-        )
-        model = self._model.at(w, kept)
-        z = model.representation(x)
-        pull = contrast.strength * contrastive_gradient(z.detach(), near, far, contrast.temperature)
-        return flat_gradient((z * pull).sum() / len(x), model)
+        """The gradient of center i's whole loss, in weights (P,), or in means and raw spreads of Gaussians
+        (2P,); noise: (P,) standard normal numbers by which those are drawn."""
+        if prior is None or noise is None:
+            return self._model.gradient(loss(both))
+        mean, raw = both.chunk(2)
+        spread = F.softplus(raw)
+        slope = self._model.gradient(loss(mean + spread * noise))
+        center, width = (self._tensor(row_of(v, i)) for v in (prior.center, prior.spread))
+        say = float(prior.say[i])
+        of_mean = slope + say * (mean - center) / width**2
+        of_spread = slope * noise + say * (spread / width**2 - 1.0 / spread)
+        return torch.cat([of_mean, of_spread * torch.sigmoid(raw)])
 
     def _private_slopes(self, i: int, what: LocalRound) -> Iterator[Callable[[Tensor], Tensor]]:
         """Center i's noisy gradients: every row's cut to a length, normal noise on their sum.
@@ -226,31 +221,24 @@ class ModuleLearner(Learner):
                 answers.append(found.reshape(-1, outputs).cpu().numpy())
         values = np.concatenate(answers)
         values = values[:, 0] if outputs == 1 else values
-        found = Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
-        if not self.training.linear:
-            return found
-        return with_pairs(found, w[:, self.layout.size :], rows, owner, self.data.outcome.mix)
+        return Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
 
-    def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
-        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
+    def gradient(self, w: Weights, rows: Rows) -> Weights:
+        """(n, P) gradient of every center's mean loss over all of its rows, no dropout; zero without rows."""
         self.look(rows)
-        owner = np.arange(len(w)) if owner is None else owner
         found = np.zeros((len(w), self.layout.size), dtype=np.float32)
         with one_thread():
-            for k in np.flatnonzero(rows.sizes[owner]):
-                mine = rows.only(int(owner[k]))
-                slope = self._slope(self._tensor(w[k]), self._tensor(mine.x), self._tensor(mine.y))
-                found[k] = slope.cpu().numpy()
+            for i in np.flatnonzero(rows.sizes).tolist():
+                mine, model = rows.only(i), self._model.at(self._tensor(w[i]))
+                loss = mean_loss(self.data.outcome, model(self._tensor(mine.x)), self._tensor(mine.y))
+                found[i] = self._model.gradient(loss).cpu().numpy()
         return found
 
     def representation(self, w: Weights, x: Weights) -> Weights:
-        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
-        found = []
+        """(b, units) the last hidden layer of a model (P,) on rows (b, d), no dropout."""
         with torch.no_grad():
-            for weights, rows in zip(w, x):
-                model = self._model.at(self._tensor(weights))
-                found.append(model.representation(self._tensor(rows)).cpu().numpy())
-        return np.stack(found)
+            found: Tensor = self._model.at(self._tensor(w)).representation(self._tensor(x))
+        return found.cpu().numpy()
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         """A copy for PyTorch, where it computes."""
@@ -291,59 +279,70 @@ class _GivenDropout(nn.Module):
         return x if self.keep is None else x * self.keep
 
 
-@dataclass
-class GivenDropoutModel:
-    """A module whose weights and dropout masks are handed in. sites: where it drops units."""
+class FlatModule:
+    """A module whose weights and their gradient lie in one row each, and whose dropout masks are handed in.
 
-    network: Any
-    names: tuple[str, ...]
-    sites: tuple[DropSite, ...]
+    w, slope: (P,), of which the module's parameters and their gradients are views.  sites: of every
+    ``nn.Dropout`` that a forward pass meets, what it drops.  shown: the last representation.
+    """
 
-    def to(self, device: str) -> GivenDropoutModel:
-        """The same on a device."""
+    def __init__(self, module: nn.Module, width: int, outputs: int = 1, device: str = "cpu") -> None:
+        """Check what the module answers, and replace its dropout."""
+        self.network = cast(Any, copy.deepcopy(module).eval())
+        sites: dict[str, DropSite] = {}
+
+        def note(name: str, drop: Any, inputs: tuple[Tensor, ...], _out: Tensor) -> None:
+            sites.setdefault(name, DropSite(tuple(inputs[0].shape[1:]), drop.p))
+
+        hooks = [
+            drop.register_forward_hook(functools.partial(note, name))
+            for name, drop in self.network.named_modules()
+            if isinstance(drop, nn.Dropout) and drop.p > 0
+        ]
+        with torch.no_grad():
+            answer = self.network(torch.zeros(2, width))
+        for hook in hooks:
+            hook.remove()
+        if tuple(answer.shape) not in ({(2,), (2, 1)} if outputs == 1 else {(2, outputs)}):
+            wanted = "one logit" if outputs == 1 else f"{outputs} answers"
+            raise RequestError(
+                f"the model answers {tuple(answer.shape)} for 2 rows; give one that returns {wanted} per row"
+            )
+        self._names, self.sites = tuple(sites), tuple(sites.values())
+        for name in sites:
+            parent, _, leaf = name.rpartition(".")
+            setattr(self.network.get_submodule(parent), leaf, _GivenDropout())
+        represent = getattr(self.network, "representation", _no_representation)
+
+        def representation(x: Tensor) -> Tensor:
+            self.shown = represent(x)
+            return self.shown
+
+        self.network.representation = representation
         self.network.to(device)
-        return self
+        self.w = nn.utils.parameters_to_vector(self.network.parameters()).detach()
+        self.slope = torch.zeros_like(self.w)
+        at = 0
+        for parameter in self.network.parameters():
+            part = slice(at, at := at + parameter.numel())
+            parameter.data, parameter.grad = (v[part].view_as(parameter) for v in (self.w, self.slope))
 
     def at(self, w: Tensor, kept: list[NDArray[np.bool_]] | None = None) -> Any:
         """The module with weights (P,), keeping units (rows, units) of every dropout; none: all."""
-        nn.utils.vector_to_parameters(w.clone(), self.network.parameters())
-        for k, (name, site) in enumerate(zip(self.names, self.sites)):
+        self.w.copy_(w[: len(self.w)])
+        for k, (name, site) in enumerate(zip(self._names, self.sites)):
             mask = None
             if kept is not None:
-                mask = torch.tensor(kept[k].astype(np.float32), device=w.device).reshape(-1, *site.shape)
-                mask = mask / (1.0 - site.rate)
+                mask = torch.from_numpy(kept[k]).to(w).reshape(-1, *site.shape) / (1.0 - site.rate)
             self.network.get_submodule(name).keep = mask
         return self.network
 
-
-def with_given_dropout(model: nn.Module, width: int, outputs: int = 1) -> GivenDropoutModel:
-    """Replace every ``nn.Dropout`` that a forward pass meets, and check what the model answers."""
-    model = copy.deepcopy(model).eval()
-    drops = {name: m for name, m in model.named_modules() if isinstance(m, nn.Dropout) and m.p > 0}
-    sites: dict[str, DropSite] = {}
-
-    def note(name: str, module: nn.Dropout) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...], _out: Tensor) -> None:
-            sites.setdefault(name, DropSite(tuple(inputs[0].shape[1:]), module.p))
-
-        return hook
-
-    hooks = [module.register_forward_hook(note(name, module)) for name, module in drops.items()]
-    with torch.no_grad():
-        answer = model(torch.zeros(2, width))
-    for hook in hooks:
-        hook.remove()
-    if answer.shape not in ({(2,), (2, 1)} if outputs == 1 else {(2, outputs)}):
-        wanted = "one logit" if outputs == 1 else f"{outputs} answers"
-        raise RequestError(
-            f"the model answers {tuple(answer.shape)} for 2 rows; give one that returns {wanted} per row"
-        )
-    for name in sites:
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, _GivenDropout())
-    if not hasattr(model, "representation"):
-        model.representation = _no_representation  # type: ignore[assignment]
-    return GivenDropoutModel(model, tuple(sites), tuple(sites.values()))
+    def gradient(self, loss: Tensor) -> Tensor:
+        """(P,) the gradient of a loss at the present weights, until the next is asked for; zero where the
+        loss does not depend on a parameter."""
+        self.slope.zero_()
+        loss.backward()
+        return self.slope
 
 
 def _no_representation(x: Tensor) -> Tensor:
@@ -359,41 +358,17 @@ def row_of(rows: Weights, i: int) -> Weights:
     return found
 
 
-def flat_gradient(loss: Tensor, model: nn.Module) -> Tensor:
-    """(P,) the gradient of a loss; zero where it does not depend on a parameter."""
-    parameters = list(model.parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(found, parameters)]
-    )
-
-
 def contrastive_gradient(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """Gradient of a row's contrastive loss with respect to z; all (..., units). A representation of zero has
-    no direction: zero."""
+    """Gradient of a row's contrastive loss with respect to z; near, far: of length one; all (..., units).
+
+    With e = z / |z| and d = far - near it is sigmoid(d.e / tau) / (tau |z|) times the part of d across e. A
+    representation of zero has no direction: zero.
+    """
     size = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(1e-8)
-    z, near, far = z / size, F.normalize(near, dim=-1, eps=1e-8), F.normalize(far, dim=-1, eps=1e-8)
-    like_near = (z * near).sum(-1, keepdim=True)
-    like_far = (z * far).sum(-1, keepdim=True)
-    wrong = torch.sigmoid((like_far - like_near) / temperature)
-    turn = (far - like_far * z) - (near - like_near * z)
-    return torch.where(z.abs().sum(-1, keepdim=True) > 0, turn * (wrong / (temperature * size)), 0.0)
-
-
-def drawn_weights(both: Tensor, noise: Tensor) -> Tensor:
-    """(P,) weights, from means and raw spreads (2P,) and standard normal numbers (P,)."""
-    mean, raw = both.chunk(2)
-    return mean + F.softplus(raw) * noise
-
-
-def carried_back(prior: GaussianWeights, both: Tensor, noise: Tensor, gradient: Tensor, i: int) -> Tensor:
-    """(2P,) the whole loss's gradient for center i, from that of the batch at the drawn weights (P,)."""
-    mean, raw = both.chunk(2)
-    center, width = (torch.tensor(row_of(v, i), device=both.device) for v in (prior.center, prior.spread))
-    say, spread = float(prior.say[i]), F.softplus(raw)
-    d_mean = gradient + say * (mean - center) / width**2
-    d_spread = gradient * noise + say * (spread / width**2 - 1.0 / spread)
-    return torch.cat([d_mean, d_spread * torch.sigmoid(raw)])
+    e, way = z / size, far - near
+    along = (way * e).sum(-1, keepdim=True)
+    force = torch.sigmoid(along / temperature) / (temperature * size)
+    return torch.where(size > 1e-8, force * (way - along * e), 0.0)
 
 
 def mean_loss(outcome: Outcome, z: Tensor, y: Tensor) -> Tensor:

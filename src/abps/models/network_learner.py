@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.arrays import Weights, compact
 from abps.data.prepare import Rows
-from abps.models import draws
+from abps.models import draws, network
 from abps.models.learners import Learner
 from abps.models.metrics import Segments
-from abps.models.mixtures import Mixtures
 from abps.models.models import initial_weights, layout_of
-from abps.models.native import network
-from abps.models.threads import Crew
 from abps.models.training import LocalRound, Objective
 
 Ints = NDArray[np.int64]
@@ -35,7 +32,6 @@ class NetworkLearner(Learner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._idle = np.flatnonzero(self.data.train.sizes == 0)
-        self._crew = Crew()
         self._shares = draws.shares(self.data.train.sizes, self._crew.cores)
         factory = self.training.factory
         self.layout = layout_of(factory(self.data.width))
@@ -48,10 +44,6 @@ class NetworkLearner(Learner):
     def widths(self) -> Ints:
         """Inputs, hidden units, and the one output."""
         return np.array([self.data.width, *self.training.hidden, 1])
-
-    def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1 on all cores."""
-        self._crew.each(work, count)
 
     def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
         """Let the centers train while the caller does something else; the result waits for their models."""
@@ -121,15 +113,15 @@ class NetworkLearner(Learner):
         )
 
     def _prior(self, objective: Objective, ids: NDArray[np.uint64], round: int, steps: int) -> network.Prior:
-        """The prior of Gaussian weights, and the keys of their noise."""
+        """The prior of Gaussian weights, and their noise."""
         given, size = objective.gaussian, self.layout.size
-        places = streams.places(size)
         if given is None:
-            none, keys = each_row(None, size), np.empty((0, 0), dtype=np.uint64)
-            return network.Prior(np.empty(0, dtype=np.float32), none, none, keys, places)
+            none = each_row(None, size)
+            return network.Prior(none[:, 0], none, none, none[None])
         keys = draws.weight_keys(self.seed, ids, round, np.arange(steps, dtype=np.uint64))
+        noise = draws.normals(keys.ravel(), size).reshape(*keys.shape, size)
         center, spread = each_row(given.center, size), each_row(given.spread, size)
-        return network.Prior(given.say.astype(np.float32), center, spread, keys, places)
+        return network.Prior(given.say.astype(np.float32), center, spread, noise)
 
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
@@ -145,35 +137,12 @@ class NetworkLearner(Learner):
         self.each(work, len(pieces))
         return Segments(values, start)
 
-    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
-        """Logits of every mixture on the rows of its owner, without the models themselves in memory."""
-        self.look(rows)
-        values, start, pieces = self._room(rows, parts.owner)
-        mine, sent, where = compact(own), compact(others), (rows.x, rows.start, start)
-
-        def work(k: int) -> None:
-            room = self._memory()
-            memory = (room.model, room.x, room.hidden)
-            network.mixed_answers(mine, sent, parts.plain(), pieces[k], where, self.widths, memory, values)
-
-        self.each(work, len(pieces))
-        return Segments(values, start)
-
     def _room(self, rows: Rows, owner: Ints) -> tuple[Weights, Ints, list[Ints]]:
         """Room for answers to the owners' rows, where each model's begin, and the models in pieces that keep
         calls cheap and let all cores end at about the same time."""
         start, count = np.concatenate([[0], np.cumsum(rows.sizes[owner])]), len(owner)
         pieces = max(1, min(count, 16 * self._crew.cores), -(-count // 256))
         return np.empty(int(start[-1]), np.float32), start, np.array_split(np.arange(count), pieces)
-
-    def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
-        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
-        self.look(rows)
-        return self.plain.gradient(w, rows, owner)
-
-    def representation(self, w: Weights, x: Weights) -> Weights:
-        """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
-        return self.plain.representation(w, x)
 
 
 def held(w: Weights) -> Weights:

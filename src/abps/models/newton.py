@@ -32,7 +32,6 @@ from abps.models.layout import linear_layout, linear_start
 from abps.models.learners import Learner
 from abps.models.metrics import Segments
 from abps.models.outcomes import shaped
-from abps.models.threads import Crew
 from abps.models.training import PLAIN, LocalRound
 
 Floats = NDArray[np.float64]
@@ -323,11 +322,6 @@ class LinearLearner(Learner):
         self._family = of_answers(outcome)
         kinds = column_kinds(self.data.columns)
         self._group = np.concatenate([kinds + t * (kinds.max(initial=0) + 1) for t in range(len(self._mix))])
-        self._crew = Crew()
-
-    def each(self, work: Any, count: int) -> None:
-        """Run ``work`` for 0..count-1 on all cores."""
-        self._crew.each(work, count)
 
     def own(self, rows: Rows, i: int) -> OwnRows:
         """The rows of center i."""
@@ -394,21 +388,6 @@ class LinearLearner(Learner):
             values[start[k] : start[k + 1]] = terms @ mix + w[k, edge:size]
         found = Segments(values[:, 0] if outputs == 1 else values, start)
         return with_pairs(found, w[:, size:], rows, owner, mix)
-
-    def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
-        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``."""
-        self.look(rows)
-        who = np.arange(len(w)) if owner is None else owner
-        found = np.zeros((len(w), self.layout.size), dtype=np.float32)
-        for k in np.flatnonzero(rows.sizes[who]).tolist():
-            mine = self.own(rows, int(who[k]))
-            found[k] = -mine.score(mine.answers(w[k].astype(np.float64))) / len(mine.y)
-        return found
-
-    def representation(self, w: Weights, x: Weights) -> Weights:
-        """(m, b, terms * d) what every input adds to every term, of models (m, P) on rows (m, b, d)."""
-        terms = w[:, : len(self._mix) * x.shape[2]].reshape(len(w), 1, len(self._mix), -1)
-        return (x[:, :, None] * terms).reshape(*x.shape[:2], -1)
 
 
 def with_pairs(

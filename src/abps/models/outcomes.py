@@ -1,27 +1,24 @@
-"""What follows from an outcome for learning: the loss of a row, its slope, who is at risk, what is foretold.
+"""What follows from an outcome: the loss of a row, what answers say, and how well they order rows.
 
-``judged`` is compiled; :mod:`abps.models.modules` has the same losses for automatic differentiation.
+Losses are those of :mod:`abps.models.families`; :mod:`abps.models.modules` has them for automatic
+differentiation.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.outcome import Outcome
-from abps.models.native import row_losses as native
-from abps.models.native.network import areas
+from abps.jit import compiled
+from abps.models.families import family_of
 
 Floats = NDArray[np.float64]
 
-_CODES: Final = {
-    "binary": native.LOGISTIC,
-    "survival": native.HAZARD,
-    "classes": native.SOFTMAX,
-    "continuous": native.SQUARED,
-}
+#: Pairs of rows that are compared one by one, which costs less than sorting that few.
+COMPARED_UP_TO = 1 << 14
 
 
 def shaped(z: NDArray[Any]) -> NDArray[Any]:
@@ -29,12 +26,10 @@ def shaped(z: NDArray[Any]) -> NDArray[Any]:
     return z[:, None] if z.ndim == 1 else z
 
 
-def judged(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> tuple[Floats, Floats]:
-    """(rows,) losses and (rows, outputs) their slopes."""
-    answers = np.ascontiguousarray(shaped(z), dtype=np.float64)
-    loss, slope = np.zeros(len(answers)), np.zeros(answers.shape)
-    native.judge(_CODES[outcome.kind], np.array(outcome.grid, dtype=np.float32), answers, y, slope, loss)
-    return loss, slope
+def row_losses(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> Floats:
+    """(rows,) the loss of every answer, in nats or as half a squared error."""
+    whole = np.array([0, len(y)])
+    return family_of(outcome).loss(shaped(z).astype(np.float64), y.astype(np.float64), whole)
 
 
 def foretold(outcome: Outcome, z: NDArray[Any]) -> Floats:
@@ -81,20 +76,81 @@ def concordance(outcome: Outcome, z: NDArray[Any], y: NDArray[Any], start: NDArr
         time, event = np.abs(y).astype(np.float64), ~np.signbit(y)
     else:
         time, event = -y.astype(np.float64), np.ones(len(y), dtype=bool)
-    return np.asarray(native.concordances(time, event, risk(outcome, z), start))
+    return np.asarray(concordances(time, event, risk(outcome, z), start))
 
 
-def residuals(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> tuple[Floats, Floats]:
-    """(rows, outputs) what a model leaves over of one center's rows, and how sure each answer is (the loss's
-    curvature); both zero for intervals that a row did not reach."""
-    _, slope = judged(outcome, z, y)
-    answers = shaped(z).astype(np.float64)
-    if outcome.kind == "survival":
-        chance = 0.5 * (1.0 + np.tanh(0.5 * answers))
-        weight = np.where(slope != 0, chance * (1.0 - chance), 0.0)
-    elif outcome.kind == "classes":
-        chance = foretold(outcome, answers)
-        weight = chance * (1.0 - chance)
-    else:
-        weight = np.ones_like(slope)
-    return -slope, weight
+@compiled
+def concordances(time, event, risk, start):
+    """(groups,) of the pairs of which one surely came first: the share in which it had the larger risk, equal
+    risks as half. At one time those who were only watched so long came later. NaN without such a pair."""
+    found = np.full(len(start) - 1, np.nan)
+    for g in range(len(found)):
+        low, high = start[g], start[g + 1]
+        t, e, s = time[low:high], event[low:high], risk[low:high]
+        levels = np.unique(s)
+        rank = np.searchsorted(levels, s)
+        tree = np.zeros(len(levels) + 1, dtype=np.int64)  # counts of risks among those who came later
+        order = np.argsort(-t, kind="mergesort")
+        pairs, twice, there, at = 0, 0, 0, 0
+        while at < len(order):
+            end = at
+            while end < len(order) and t[order[end]] == t[order[at]]:
+                end += 1
+            for wanted in (False, True):
+                if wanted:
+                    for k in order[at:end]:
+                        if e[k]:
+                            twice += _below(tree, rank[k]) + _below(tree, rank[k] + 1)
+                            pairs += there
+                for k in order[at:end]:
+                    if e[k] == wanted:
+                        _add(tree, rank[k])
+                        there += 1
+            at = end
+        if pairs:
+            found[g] = twice / (2.0 * pairs)
+    return found
+
+
+@compiled
+def _add(tree, place):
+    k = place + 1
+    while k < len(tree):
+        tree[k] += 1
+        k += k & -k
+
+
+@compiled
+def _below(tree, place):
+    """How many stand below a place."""
+    total, k = 0, place
+    while k > 0:
+        total += tree[k]
+        k -= k & -k
+    return total
+
+
+@compiled
+def areas(score, label, start):
+    """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
+    higher, ties as half."""
+    area = np.full(len(start) - 1, np.nan)
+    for g in range(len(area)):
+        mine, y = score[start[g] : start[g + 1]], label[start[g] : start[g + 1]]
+        high, low = mine[y > 0], mine[~(y > 0)]
+        if len(high) == 0 or len(low) == 0:
+            continue
+        twice = 0
+        if len(high) * len(low) <= COMPARED_UP_TO:
+            for value in high:
+                wins = np.int32(0)
+                for r in range(len(low)):
+                    wins += np.int32(value > low[r]) + np.int32(value >= low[r])
+                twice += wins
+        else:
+            high.sort()
+            for value in low:
+                twice += 2 * len(high) - np.searchsorted(high, value, "left")
+                twice -= np.searchsorted(high, value, "right")
+        area[g] = twice / (2.0 * len(high) * len(low))
+    return area

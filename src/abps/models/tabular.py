@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from abps.data.outcome import BINARY, Outcome
 from abps.data.split import folds_of, most_folds
+from abps.models.families import at_risk
 from abps.models.newton import MODE_STEPS, OwnRows, descend, fit_by_evidence, of_answers, ridge
-from abps.models.outcomes import judged, residuals
+from abps.models.outcomes import row_losses
 
 Floats = NDArray[np.float64]
 
@@ -66,64 +68,50 @@ class TableModel:
     predict: Predictor
 
 
+@dataclass(frozen=True, eq=False)
 class Candidate:
-    """One kind of model: fits with several strengths to some rows; starts where it ended on all rows."""
+    """One kind of model.  strengths: with their prior weights.  fit: from some rows (index or mask) to a
+    predictor for every strength."""
 
-    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
-        self.name, self.outcome, self.x, self.y = name, outcome, x, y
-
-    #: Strengths and their prior weights.
+    name: str
     strengths: dict[float, float]
-
-    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
-        """A predictor for every strength, from the rows (index or mask)."""
-        raise NotImplementedError
+    fit: Callable[[NDArray[Any]], list[Predictor]]
 
 
-class PenalisedRegression(Candidate):
+def _regression(name: str, outcome: Outcome, x: Floats, y: Floats) -> Candidate:
     """Penalised regression for the outcome's own loss, perhaps with splines or effects that change over time;
-    a strength multiplies the penalty by evidence."""
+    a strength multiplies the penalty by evidence. Parts of the rows start from the fit to all."""
+    design = SplineBasis(x).of if name == "splines" else lambda new: new
+    fixed = outcome.kind == "survival" and name != "over time"
+    mix = (outcome.mix[:1] if fixed else outcome.mix).astype(np.float64)
+    rows = OwnRows(design(x), y, of_answers(outcome), mix)
+    group = np.zeros(rows.x.shape[1], dtype=np.int64)
+    group[x.shape[1] :] = 1
+    start = np.concatenate([np.zeros(rows.edge), outcome.start])
+    whole, penalty = fit_by_evidence(rows, start, np.tile(group, len(mix)))
+    strengths = MULTIPLES if len(y) < MANY_ROWS else {1.0: 1.0}
 
-    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
-        super().__init__(name, outcome, x, y)
-        self._basis = SplineBasis(x) if name == "splines" else None
-        fixed = outcome.kind == "survival" and name != "over time"
-        self._mix = (outcome.mix[:1] if fixed else outcome.mix).astype(np.float64)
-        self._rows = OwnRows(self._design(x), y, of_answers(outcome), self._mix)
-        group = np.zeros(self._rows.x.shape[1], dtype=np.int64)
-        group[x.shape[1] :] = 1
-        start = np.concatenate([np.zeros(self._rows.edge), outcome.start])
-        self._whole, self._penalty = fit_by_evidence(self._rows, start, np.tile(group, len(self._mix)))
-        self.strengths = MULTIPLES if len(y) < MANY_ROWS else {1.0: 1.0}
+    def predict(w: Floats, new: Floats) -> Floats:
+        return replace(rows, x=design(new)).answers(w)
 
-    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
-        """Newton's method from the fit to all rows."""
-        part, found = replace(self._rows, x=self._rows.x[rows], y=self.y[rows]), []
-        for strength in strengths:
-            held = ridge(part, strength * self._penalty, self._whole)
-            found.append(self._predictor(descend(part, self._whole, held, MODE_STEPS, slice(None))))
-        return found
+    def fit(some: NDArray[Any]) -> list[Predictor]:
+        part = replace(rows, x=rows.x[some], y=y[some])
+        held = [ridge(part, strength * penalty, whole) for strength in strengths]
+        models = [descend(part, whole, each, MODE_STEPS, slice(None)) for each in held]
+        return [partial(predict, w) for w in models]
 
-    def _design(self, x: Floats) -> Floats:
-        return x if self._basis is None else self._basis.of(x)
-
-    def _predictor(self, model: Floats) -> Predictor:
-        return lambda new: replace(self._rows, x=self._design(new)).answers(model)
+    return Candidate(name, strengths, fit)
 
 
-class Boosting(Candidate):
-    """Boosted trees for the outcome's own loss; a strength is their number."""
+def _boosting(outcome: Outcome, x: Floats, y: Floats) -> Candidate:
+    """Boosted trees for the outcome's own loss; a strength is their number: fewer are the first of more."""
+    numbers = TREES_OF_MANY if len(y) >= MANY_ROWS else TREES
 
-    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
-        super().__init__(name, outcome, x, y)
-        numbers = TREES_OF_MANY if len(y) >= MANY_ROWS else TREES
-        self.strengths = dict.fromkeys(map(float, numbers), 1.0 / len(numbers))
+    def fit(some: NDArray[Any]) -> list[Predictor]:
+        made = _boosted(outcome, x[some], y[some], max(numbers))
+        return [partial(made, k) for k in numbers]
 
-    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
-        """One forest; fewer trees are its beginning."""
-        made = _boosted(self.outcome, self.x[rows], self.y[rows], int(max(strengths)))
-        wanted = [int(k) for k in strengths]
-        return [lambda new, k=k: made(new, k) for k in wanted]  # type: ignore[misc]
+    return Candidate("boosting", dict.fromkeys(map(float, numbers), 1.0 / len(numbers)), fit)
 
 
 class SplineBasis:
@@ -180,7 +168,7 @@ def fit_table(
     candidates = _candidates(x, y, outcome, event)
     if count < 2:
         only = candidates[0]
-        alone = only.fit(np.arange(len(y)), (1.0,))[0]
+        alone = only.fit(np.arange(len(y)))[0]
         return TableModel({only.name: 1.0}, float("nan"), alone(x), alone)
     fold = folds_of(patient, event, count, seed)
     left_out = [np.empty((len(one.strengths), len(y), outcome.outputs)) for one in candidates]
@@ -188,7 +176,7 @@ def fit_table(
     def one_fold(k: int) -> None:
         out = fold == k
         for candidate, found in zip(candidates, left_out):
-            for s, predict in enumerate(candidate.fit(~out, tuple(candidate.strengths))):
+            for s, predict in enumerate(candidate.fit(~out)):
                 found[s, out] = predict(x[out])
 
     if each is None:
@@ -201,11 +189,10 @@ def fit_table(
     ]
     held_out = np.stack([np.tensordot(share, z, axes=1) for share, z in zip(shares, left_out)])
     weights = _weights(outcome, held_out, y)
-    everybody = np.arange(len(y))
     parts = [
         (weight * part, predict)
         for weight, share, one in zip(weights, shares, candidates)
-        for part, predict in zip(share, one.fit(everybody, tuple(one.strengths)))
+        for part, predict in zip(share, one.fit(np.arange(len(y))))
         if weight * part > NEGLIGIBLE
     ]
 
@@ -214,7 +201,7 @@ def fit_table(
 
     mixture = np.tensordot(weights, held_out, axes=1)
     named = {one.name: float(weight) for one, weight in zip(candidates, weights)}
-    return TableModel(named, float(_losses(outcome, mixture, y).mean()), mixture, predict)
+    return TableModel(named, float(row_losses(outcome, mixture, y).mean()), mixture, predict)
 
 
 def _candidates(x: Floats, y: Floats, outcome: Outcome, event: NDArray[np.bool_]) -> list[Candidate]:
@@ -225,9 +212,9 @@ def _candidates(x: Floats, y: Floats, outcome: Outcome, event: NDArray[np.bool_]
         names.append("splines")
     if outcome.kind == "survival":
         names.append("over time")
-    found: list[Candidate] = [PenalisedRegression(name, outcome, x, y) for name in names]
+    found = [_regression(name, outcome, x, y) for name in names]
     if len(y) >= FEWEST_ROWS and min(event.sum(), (~event).sum()) >= FEWEST_EVENTS:
-        found.append(Boosting("boosting", outcome, x, y))
+        found.append(_boosting(outcome, x, y))
     return found
 
 
@@ -248,14 +235,9 @@ def _weights(outcome: Outcome, held_out: Floats, y: Floats) -> Floats:
 
 def _likelihoods(outcome: Outcome, z: Floats, y: Floats, prior: Any) -> Floats:
     """(k,) the posterior weights of predictors z (k, rows, outputs), by their likelihood of y."""
-    log = np.log(prior) - np.array([_losses(outcome, one, y).sum() for one in z])
+    log = np.log(prior) - np.array([row_losses(outcome, one, y).sum() for one in z])
     likelihood = np.exp(log - log.max())
     return np.asarray(likelihood / likelihood.sum())
-
-
-def _losses(outcome: Outcome, z: Floats, y: Floats) -> Floats:
-    """(rows,) losses of predictors (rows, outputs)."""
-    return judged(outcome, z, y)[0]
 
 
 #: How trees are grown: shallow, slowly, with leaves that hold a few patients.
@@ -265,17 +247,17 @@ _TREES: Final = {
 }  # fmt: skip
 
 
-def _boosted(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[Floats, int], Floats]:
-    """Boosted trees: from rows and a number of trees to linear predictors (rows, outputs)."""
+def _boosted(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[int, Floats], Floats]:
+    """Boosted trees: from a number of trees and rows to linear predictors (rows, outputs)."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     if outcome.binary or outcome.kind == "classes":
         classes = HistGradientBoostingClassifier(max_iter=trees, **_TREES).fit(x, y)
-        return lambda new, k: _of_classes(outcome, classes, _stage(classes.staged_decision_function(new), k))
+        return lambda k, new: _of_classes(outcome, classes, _stage(classes.staged_decision_function(new), k))
     if outcome.kind == "survival":
         return _boosted_hazards(outcome, x, y, trees)
     number = HistGradientBoostingRegressor(max_iter=trees, **_TREES).fit(x, y)
-    return lambda new, k: _stage(number.staged_predict(new), k)[:, None]
+    return lambda k, new: _stage(number.staged_predict(new), k)[:, None]
 
 
 def _stage(stages: Any, k: int) -> Floats:
@@ -294,17 +276,16 @@ def _of_classes(outcome: Outcome, model: Any, z: Floats) -> Floats:
     return found
 
 
-def _boosted_hazards(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[Floats, int], Floats]:
+def _boosted_hazards(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[int, Floats], Floats]:
     """Boosted trees for hazards: a row for every interval that somebody reached, which is a column."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    left, reached = residuals(outcome, np.zeros((len(y), outcome.outputs)), y)
+    reached, failed = at_risk(np.array(outcome.grid), y)
     row, interval = np.nonzero(reached)
-    failed = left[row, interval] > 0
     model = HistGradientBoostingClassifier(max_iter=trees, **_TREES)
-    model.fit(np.column_stack([x[row], interval]), failed)
+    model.fit(np.column_stack([x[row], interval]), failed[row, interval] > 0)
 
-    def predict(new: Floats, k: int) -> Floats:
+    def predict(k: int, new: Floats) -> Floats:
         each = [np.column_stack([new, np.full(len(new), float(j))]) for j in range(outcome.outputs)]
         return np.column_stack([_stage(model.staged_decision_function(part), k).ravel() for part in each])
 

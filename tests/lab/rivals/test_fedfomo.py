@@ -77,7 +77,7 @@ def test_partners_are_near_after_the_warm_up(context, play, one_step) -> None:
     assert (states[2].near == -1).all()
     means = method.means(place, states[2].models)
     for i, x in enumerate(np.split(place.data.train.x, place.data.train.start[1:-1])):
-        hidden = place.learner.representation(states[2].models[i][None], x[None])[0]
+        hidden = place.learner.representation(states[2].models[i], x)
         np.testing.assert_allclose(means[i], hidden.mean(0), atol=1e-5)
     np.testing.assert_array_equal(states[3].near, nearest(means.astype(np.float32).astype(float), 2))
     rankings = method.rank_peers(place, states[3], lambda: states[3], 4).rankings

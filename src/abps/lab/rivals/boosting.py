@@ -22,7 +22,7 @@ from abps.core.errors import FROM_0, POSITIVE
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Floats, Ints, Models, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.models.glm import row_losses
+from abps.models.families import log_loss
 from abps.models.metrics import Segments
 from abps.models.training import Training
 from abps.wire.number_lists import Field, NumberList
@@ -107,7 +107,7 @@ class HistogramBoosting(CoordinatedMethod):
             if t == 1:
                 lists.append(np.array([train.y[own].sum(), own.stop - own.start]))
                 continue
-            loss = row_losses(state.scores[1][judged], validation.y[judged].astype(np.float64)).sum()
+            loss = log_loss(state.scores[1][judged], validation.y[judged].astype(np.float64)).sum()
             sums = self._histograms(
                 context.derived[0][own], state.at[own], state.scores[0][own], train.y[own], t
             )

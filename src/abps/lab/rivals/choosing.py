@@ -19,8 +19,8 @@ from abps.data.prepare import Rows
 from abps.methods.base import Context, Decisions, Floats, Ints
 from abps.methods.proposals import trail_of
 from abps.models.layout import Layout
+from abps.models.learners import Mixtures
 from abps.models.metrics import labels_of, log_loss
-from abps.models.mixtures import Mixtures
 
 #: The rows of its own on which a center looks at other models.
 Judge = Literal["train", "validation"]

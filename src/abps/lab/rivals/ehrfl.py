@@ -58,7 +58,7 @@ class EHRFL(PeerMethod):
         rows, found = context.data.train, []
         for i in range(context.r):
             x = rows.x[rows.start[i] : rows.start[i + 1]]
-            seen = context.learner.representation(models[i][None], x[None])[0].astype(np.float64)
+            seen = context.learner.representation(models[i], x).astype(np.float64)
             found.append(seen.sum(0) / max(1, len(x)))
         return np.stack(found)
 

@@ -36,7 +36,7 @@ from scipy.special import expit
 from abps.data.outcome import BINARY
 from abps.methods.base import Context, Floats, Ints, Models, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.models.glm import row_losses
+from abps.models.families import log_loss
 from abps.models.newton import OwnRows, fit_by_evidence, of_answers
 from abps.models.training import Training
 from abps.wire.number_lists import Field, NumberList
@@ -132,7 +132,7 @@ def surrogate_fit(x: Floats, y: Floats, state: Surrogate, penalty: Floats) -> Fl
 
     def loss(w: Floats) -> tuple[float, Floats]:
         gap = w - state.mean
-        value = row_losses(x @ w[:-1] + w[-1], y).mean() + tilt @ w + 0.5 * hold @ gap**2
+        value = log_loss(x @ w[:-1] + w[-1], y).mean() + tilt @ w + 0.5 * hold @ gap**2
         return float(value), _gradient(x, y, w) / len(y) + tilt + hold * gap
 
     options = {"maxiter": 500, "gtol": 1e-7}
@@ -199,7 +199,7 @@ class MixedModel(SumRegression):
             weight = chance * (1.0 - chance)
             crossed, total = design.T @ weight, weight.sum() + 1.0 / state.variance
             curvature = (design * weight[:, None]).T @ design - np.outer(crossed, crossed) / total
-            loss = row_losses(design @ state.w + u, y).sum() + u**2 / (2 * state.variance)
+            loss = log_loss(design @ state.w + u, y).sum() + u**2 / (2 * state.variance)
             freedom = 1.0 - 1.0 / (total * state.variance)
             lists.append(np.concatenate([curvature[half], design.T @ (y - chance), [loss, u**2, freedom]]))
         return _upload(lists)

@@ -23,8 +23,7 @@ from abps.data.prepare import Prepared
 from abps.methods.accounting import not_covered, releases
 from abps.methods.coordinated import Broadcast
 from abps.methods.state_bytes import freeze
-from abps.models.metrics import labels_of
-from abps.models.outcome_scores import main_score
+from abps.models.metrics import labels_of, main_score
 from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
 from abps.sites.node.context import JobTerms, Round, SiteContext, is_round, may_score, pay

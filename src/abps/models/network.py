@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.jit import compiled
-from abps.models.native.elementary import normals, softplus
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -29,9 +28,6 @@ Words = NDArray[np.uint32]
 
 #: Rows that a model answers at a time, so that its hidden layers stay in the cache.
 ANSWERED_AT_ONCE = 128
-
-#: Pairs of rows that are compared one by one, which costs less than sorting that few.
-COMPARED_UP_TO = 1 << 14
 
 
 class Rule(NamedTuple):
@@ -68,17 +64,16 @@ class Frozen(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """What Gaussian weights should stay near, and where their noise comes from.
+    """What Gaussian weights should stay near, and their noise.
 
     say: (n,) weight of the divergence.  center, spread: (n, P), (1, P) for one that all share, or (0, P) for
-    weights that are no Gaussians.  keys: (m, steps) of the noise.  places: (P,) as in ``Drop``.
+    weights that are no Gaussians.  noise: (m, steps, P) standard normal numbers.
     """
 
     say: Floats
     center: Floats
     spread: Floats
-    keys: NDArray[np.uint64]
-    places: Words
+    noise: Floats
 
 
 class Drop(NamedTuple):
@@ -97,12 +92,11 @@ class Drop(NamedTuple):
 class Room(NamedTuple):
     """A thread's memory, used again for every center.
 
-    model, noise, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that
-    are no Gaussians use the first half.
+    model, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that are no
+    Gaussians use the first half.
     """
 
     model: Floats
-    noise: Floats
     spread: Floats
     tilt: Floats
     trained: Floats
@@ -119,37 +113,17 @@ class Room(NamedTuple):
 
 def room(widths: Ints, batch: int) -> Room:
     """Memory for batches of so many rows."""
-    parameters, hidden = _parameters(widths), int(widths[1:].sum())
+    parameters, hidden = int(((widths[:-1] + 1) * widths[1:]).sum()), int(widths[1:].sum())
     rows = -(-batch // 16) * 16  # room for whole blocks of random words, and for rows added to whole fours
-
-    def floats(count: int) -> Floats:
-        return np.empty(count, dtype=np.float32)
-
-    return Room(
-        model=floats(parameters),
-        noise=floats(parameters),
-        spread=floats(parameters),
-        tilt=floats(parameters),
-        trained=floats(2 * parameters),
-        gradient=floats(2 * parameters),
-        mean=floats(2 * parameters),
-        square=floats(2 * parameters),
-        x=floats(rows * int(widths[0])),
-        y=floats(batch),
-        hidden=floats(rows * hidden),
-        back=floats(rows * hidden),
-        turn=floats(rows * int(widths[-2])),
-        drawn=np.empty(rows * int(widths[1:].max()), dtype=np.uint32),
-    )
-
-
-def _parameters(widths: Ints) -> int:
-    return int(((widths[:-1] + 1) * widths[1:]).sum())
+    sizes = [parameters] * 3 + [2 * parameters] * 4
+    sizes += [rows * int(widths[0]), batch, rows * hidden, rows * hidden, rows * int(widths[-2])]
+    drawn = np.empty(rows * int(widths[1:].max()), dtype=np.uint32)
+    return Room._make([*(np.empty(size, dtype=np.float32) for size in sizes), drawn])
 
 
 @compiled
 def _draw(key, places, drawn, rows, units):
-    """Random words for every unit of some rows: the same as ``dropout.random_units``."""
+    """Random words for every unit of some rows: the same as ``draws.random_units``."""
     low = np.uint32(key & np.uint64(0xFFFFFFFF))
     high = np.uint32(np.uint32(key >> np.uint64(32)) | np.uint32(1))
     other = np.uint32(high * np.uint32(0x9E3779B1))
@@ -337,15 +311,15 @@ def _gradient(w, g, seats, widths, layers, contrast, dropped):
 
 
 @compiled
-def _draw_weights(both, key, places, noise, spread, tilt, w):
-    """Weights (P,) from means and raw spreads (2 P,); noise, spread and its slope ``tilt`` are kept."""
+def _draw_weights(both, noise, spread, tilt, w):
+    """Weights (P,) from means and raw spreads (2 P,); spread, softplus of the raw one, and its slope ``tilt``
+    are kept."""
     mean, raw = both[: len(w)], both[len(w) :]
-    normals(key, places, noise[: len(w)])
     for p in range(len(w)):
-        wide, slope = softplus(raw[p])
-        spread[p] = wide
-        tilt[p] = slope
-        w[p] = mean[p] + wide * noise[p]
+        small = np.exp(-abs(raw[p]))
+        spread[p] = max(raw[p], np.float32(0.0)) + np.log1p(small)
+        tilt[p] = (np.float32(1.0) if raw[p] >= 0 else small) / (np.float32(1.0) + small)
+        w[p] = mean[p] + spread[p] * noise[p]
 
 
 @compiled
@@ -437,10 +411,10 @@ def train(members, before, after, held, pace, widths, rule, hooks, room):
     adam, lr, decay, low, high = rule
     strength, anchor, shift = terms
     force, temperature, near, far = frozen
-    say, center, width, noise_keys, noise_places = prior
+    say, center, width, noise = prior
     rate, limit, keys, places = drop
-    model, noise, spread, tilt, trained, gradient, means, squares = room[:8]
-    seats, labels, hidden, backward, turns, drawn = room[8:]
+    model, spread, tilt, trained, gradient, means, squares = room[:7]
+    seats, labels, hidden, backward, turns, drawn = room[7:]
     d, units = widths[0], widths[-2]
     # What is trained and its gradient; the weights that meet a batch, and theirs.
     w, g = trained[: before.shape[1]], gradient[: before.shape[1]]
@@ -467,13 +441,13 @@ def train(members, before, after, held, pace, widths, rule, hooks, room):
                 if len(near):
                     _turned(ways, orders[epoch, c, at : at + rows], turn)
                 if gaussian:
-                    _draw_weights(w, noise_keys[c, step], noise_places, noise, spread, tilt, met)
+                    _draw_weights(w, noise[c, step], spread, tilt, met)
                 dropped = (drawn, rate, limit, keys[c, step], places)
                 contrast, layers = (turn, force, temperature), (hidden, backward)
                 _gradient(met, met_slope, (seen, labels, rows), widths, layers, contrast, dropped)
                 if gaussian:
                     around, wide = center[min(i, len(center) - 1)], width[min(i, len(width) - 1)]
-                    _carry_back(g, w, noise, spread, tilt, say[i], around, wide)
+                    _carry_back(g, w, noise[c, step], spread, tilt, say[i], around, wide)
                 _add(g, w, strength, anchor, shift, i)
                 step += 1
                 if adam:
@@ -575,45 +549,18 @@ def answers(models, which, owner, x, start, place, widths, seats, hidden, out):
 
 
 @compiled
-def _average(mine, keep, rows, which, share, out):
-    """(count,) ``keep`` times mine plus the shares of the leading columns of some rows.
-
-    One pass over memory for up to three rows.
-    """
-    count = len(out)
-    many = len(which)
-    if many == 0:
-        for p in range(count):
-            out[p] = keep * mine[p]
-        return
-    a, in_a = rows[which[0]][:count], share[0]
-    if many == 1:
-        for p in range(count):
-            out[p] = keep * mine[p] + in_a * a[p]
-        return
-    b, in_b = rows[which[1]][:count], share[1]
-    if many == 2:
-        for p in range(count):
-            out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p]
-        return
-    c, in_c = rows[which[2]][:count], share[2]
-    for p in range(count):
-        out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p] + in_c * c[p]
-    for q in range(3, many):
-        row, say = rows[which[q]][:count], share[q]
-        for p in range(count):
-            out[p] += say * row[p]
-
-
-@compiled
 def _mix(own, others, keep, other, share, out):
     """One model (P,): its own times ``keep`` and what others sent; what is not shared stays its own."""
     shared = others.shape[1]
     # Slices: a loop over their whole length is compiled to vector instructions.
-    _average(own[:shared], keep, others, other, share, out[:shared])
-    rest, kept = out[shared:], own[shared:]
-    for p in range(len(rest)):
-        rest[p] = kept[p]
+    average, mine = out[:shared], own[:shared]
+    for p in range(shared):
+        average[p] = keep * mine[p]
+    for q in range(len(other)):
+        row, say = others[other[q]], share[q]
+        for p in range(shared):
+            average[p] += say * row[p]
+    out[shared:] = own[shared:]
 
 
 @compiled
@@ -623,45 +570,3 @@ def mixed_models(own, others, parts, which, out):
     for k in which:
         mine = slice(part[k], part[k + 1])
         _mix(own[owner[k]], others, keep[k], other[mine], share[mine], out[k])
-
-
-@compiled
-def mixed_answers(own, others, parts, which, where, widths, memory, out):
-    """Logits of models ``which`` that are mixed on the spot: see ``mixtures.Mixtures`` for the parts.
-
-    where: the rows of all owners (x, start), and the first logit's place in ``out`` for each model.
-    memory: room for a model (P,), for rows and for layers.
-    """
-    owner, keep, other, share, part = parts
-    x, start, place = where
-    weights, seats, hidden = memory
-    for k in which:
-        mine, these = x[start[owner[k]] : start[owner[k] + 1]], slice(part[k], part[k + 1])
-        _mix(own[owner[k]], others, keep[k], other[these], share[these], weights)
-        answer(weights, mine, widths, seats, hidden, out[place[k] : place[k] + len(mine)])
-
-
-@compiled
-def areas(score, label, start):
-    """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
-    higher, ties as half."""
-    area = np.full(len(start) - 1, np.nan)
-    for g in range(len(area)):
-        mine, y = score[start[g] : start[g + 1]], label[start[g] : start[g + 1]]
-        high, low = mine[y > 0], mine[~(y > 0)]
-        if len(high) == 0 or len(low) == 0:
-            continue
-        twice = 0
-        if len(high) * len(low) <= COMPARED_UP_TO:
-            for value in high:
-                wins = np.int32(0)
-                for r in range(len(low)):
-                    wins += np.int32(value > low[r]) + np.int32(value >= low[r])
-                twice += wins
-        else:
-            high.sort()
-            for value in low:
-                twice += 2 * len(high) - np.searchsorted(high, value, "left")
-                twice -= np.searchsorted(high, value, "right")
-        area[g] = twice / (2.0 * len(high) * len(low))
-    return area

@@ -1,1 +1,0 @@
-"""Local training in machine code."""
