@@ -63,7 +63,7 @@ def test_the_sum_is_what_masked_centers_arrive_at():
     told = {name: member.keys() for name, member in members.items()}
     given = {name: member.shares(told) for name, member in members.items()}
     for sender, parcel in given.items():
-        for name, sealed in parcel.sealed.items():
+        for name, sealed in parcel.items():
             members[name].keep(sender, sealed)
     collector = secure_sum.Collector(group, told)
     for name, row in zip(names, rows):

@@ -339,8 +339,3 @@ def test_compiled_answers_of_models_and_of_mixtures_equal_plain_ones():
         want = (rows * (weights / weights.sum()).astype(np.float32)[:, None]).sum(0)
         np.testing.assert_allclose(models[k, :shared], want, atol=1e-6, rtol=1e-5)
         assert np.array_equal(models[k, shared:], own[parts.owner[k], shared:])
-    alone = mixtures(
-        np.array([2]), np.array([0, 1]), np.array([2]), np.array([3, 1, 9, 9], np.float32), False
-    )
-    found = learners[0].settle(own, sent, alone, data.train)[0]
-    np.testing.assert_allclose(found[0, :shared], 0.75 * sent[0] + 0.25 * sent[1])
