@@ -217,9 +217,6 @@ def _noise_for(epsilon: float, delta: float, plan: tuple[tuple[str, tuple[float,
     return high
 
 
-# ---------------------------------------------------------------- published metadata
-
-
 Floats = NDArray[np.float64]
 
 #: Plausible values of published entries that are no shares: the logarithm of one to a hundred million rows;

@@ -18,30 +18,30 @@ Ring = NDArray[np.uint64]
 DIGITS = 20
 
 
-def encode(values: NDArray[np.float64], summands: int, digits: int = DIGITS) -> Ring:
+def encode(values: NDArray[np.float64], summands: int) -> Ring:
     """Numbers as elements of the ring, with room for the sum of so many of them.
 
     >>> decode(encode(np.array([1.5, -0.25]), summands=3))
     array([ 1.5 , -0.25])
     """
     values = np.asarray(values, dtype=np.float64)
-    most = 2.0 ** (62 - digits) / max(summands, 1)
+    most = 2.0 ** (62 - DIGITS) / max(summands, 1)
     if not np.all(np.abs(values) <= most):  # NaN fails, too
         raise RequestError(
             f"a number to be summed is not finite or beyond {most:.3g}, the most each of {summands} centers "
             "may add; scale the column or leave it out"
         )
-    return np.rint(values * 2.0**digits).astype(np.int64).view(np.uint64)
+    return np.rint(values * 2.0**DIGITS).astype(np.int64).view(np.uint64)
 
 
-def decode(total: Ring, digits: int = DIGITS) -> NDArray[np.float64]:
+def decode(total: Ring) -> NDArray[np.float64]:
     """A sum in the ring as numbers."""
-    return total.view(np.int64) / 2.0**digits
+    return total.view(np.int64) / 2.0**DIGITS
 
 
-def exact_sum(values: NDArray[np.float64], digits: int = DIGITS) -> NDArray[np.float64]:
+def exact_sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(k,) the sum of (centers, k), as masked centers would arrive at it."""
-    return decode(encode(values, len(values), digits).sum(axis=0, dtype=np.uint64), digits)
+    return decode(encode(values, len(values)).sum(axis=0, dtype=np.uint64))
 
 
 #: Two public keys and a signature; a sealed pair of shares with 32 bytes for checks; a signature; one share;
