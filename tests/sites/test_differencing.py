@@ -66,6 +66,8 @@ def own_files(folder, paths, patient: str | None):
 def agreed(own, study: str, **settings) -> Agreement:
     rows = own.read_table()
     book = codebook(rows, seed=0, min_cell=FLOOR)
+    if "formula" in settings:
+        return Agreement(study, "regression", book, 11, 8, settings)
     return Agreement(study, "abps-plus", book, 11, 8, {"model": "linear", **settings})
 
 
@@ -82,6 +84,8 @@ DOORS = [
     ("scores", {"secure": "yes", "standardise": "own"}, False),
     ("scores", {"secure": "no", "standardise": "own"}, False),
     ("counts", {"secure": "yes", "standardise": "common"}, True),
+    ("sums of a regression", {"formula": "age"}, False),
+    ("sums of a regression", {"formula": "age + ward", "intercepts": "fixed"}, False),
 ]
 
 
