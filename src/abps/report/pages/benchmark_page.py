@@ -87,7 +87,7 @@ def blocks(frames: dict[str, pl.DataFrame]) -> dict[str, str]:
     frame = frames["benchmark"]
     found = {"time": spent(frames), "settled": settled(frame)}
     found |= {name: conclusion(name, ranking(part)) for name, part in sections(frame).items()}
-    found["methods"] = table(*methods_table(frame))
+    found["methods"], found["rivals"] = table(*methods_table(frame)), rivals(frame)
     if "contrasts" in frames:
         found["claims"] = claims(frames["contrasts"])
     if "sizes" in frames:
@@ -105,9 +105,12 @@ def blocks(frames: dict[str, pl.DataFrame]) -> dict[str, str]:
 def spent(frames: dict[str, pl.DataFrame]) -> str:
     """How many runs there were, and how long they took."""
     frame = frames["benchmark"]
-    repeats = frame["repeats"].to_numpy()
-    said = f"{repeats.sum():,} cross-fitted runs ({frame['federation'].n_unique()} federations, "
-    said += f"{repeats.min()} repeats)"
+    kinds = []
+    for name, part in sections(frame).items():
+        repeats = sorted(set(part["repeats"].to_list()))
+        words = " to ".join(str(count) for count in dict.fromkeys((repeats[0], repeats[-1])))
+        kinds.append(f"{part['federation'].n_unique()} {name} federations, {words} repeats")
+    said = f"{frame['repeats'].sum():,} cross-fitted runs ({'; '.join(kinds)})"
     if "machine" in frames:
         said += f", {frames['machine']['cpu_seconds'].to_numpy().sum() / 60.0:,.0f} minutes of processor time"
     return said + "."
@@ -136,20 +139,39 @@ def conclusion(name: str, found: Ranking) -> str:
     return said + (f" Not separated from it at 5 % (Nemenyi): {', '.join(close)}." if close else "")
 
 
+def rivals(frame: pl.DataFrame) -> str:
+    """The table of methods over the real federations on which all of them ran; nothing if those are all."""
+    real = frame.filter("real")
+    ran = real.group_by("federation").agg(pl.col("method").n_unique())
+    shared = ran.filter(pl.col("method") == real["method"].n_unique())["federation"].sort().to_list()
+    if len(shared) in (0, ran.height):
+        return ""
+    part = real.filter(pl.col("federation").is_in(shared))
+    said = f"All {real['method'].n_unique()} methods ran on {', '.join(shared)}, with at least "
+    return f"{said}{part['repeats'].min()} repeats.\n\n{table(*methods_table(part))}"
+
+
 def methods_table(frame: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: one line per method with its mean rank and means over federations."""
+    """Head and rows: one line per method that ran on every federation of a kind, with its mean rank and means
+    over federations."""
     parts = sections(frame)
     ranked = {name: ranking(part) for name, part in parts.items()}
     first = next(iter(ranked.values()))
-    rest = [m for m in frame["method"].unique(maintain_order=True) if m not in first.methods]
+    counts = {name: part.group_by("method").len() for name, part in parts.items()}
+    whole = {n: c.filter(pl.col("len") == c["len"].max())["method"].to_list() for n, c in counts.items()}
+    ran = [
+        m for m in frame["method"].unique(maintain_order=True) if any(m in each for each in whole.values())
+    ]
     head, rows = ["method", "codec"], []
     shown = {name: COLUMNS if k == 0 else COLUMNS[:2] for k, name in enumerate(parts)}
     for name, columns in shown.items():
         head += [f"{name}: rank", "to pooled (95 %)", *(word for _, word, _ in columns)]
-    for method in [*first.methods, *rest]:
+    for method in [*first.methods, *(m for m in ran if m not in first.methods)]:
         row = [method, frame.filter(pl.col("method") == method)["codec"][0]]
         for name, columns in shown.items():
             own, order = parts[name].filter(pl.col("method") == method), ranked[name]
+            if method not in whole[name]:  # means over other federations mislead
+                own = own.clear()
             row.append(f"{order.ranks[order.methods.index(method)]:.1f}" if method in order.methods else "–")
             row.append(_difference(own["to_pooled"]))
             means: list[Any] = [own[column].mean() for column, _, _ in columns]
