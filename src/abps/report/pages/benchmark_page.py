@@ -148,7 +148,7 @@ def rivals(frame: pl.DataFrame) -> str:
         return ""
     part = real.filter(pl.col("federation").is_in(shared))
     said = f"All {real['method'].n_unique()} methods ran on {', '.join(shared)}, with at least "
-    return f"{said}{part['repeats'].min()} repeats.\n\n{table(*methods_table(part))}"
+    return f"{said}{min(part['repeats'].to_list())} repeats.\n\n{table(*methods_table(part))}"
 
 
 def methods_table(frame: pl.DataFrame) -> tuple[list[str], list[list[str]]]:
