@@ -11,20 +11,24 @@ linear models, PyTorch for any other ``nn.Module``. All of them take and return 
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError, validate
-from abps.data.outcome import BINARY
-from abps.models.layout import ModelFactory
 from abps.registry import Registry
+
+if TYPE_CHECKING:
+    from abps.models.layout import ModelFactory
+else:
+    ModelFactory = Callable[..., Any]  # settings are validated by their declared types
 
 #: The penalty per row of linear models where no evidence is asked for.
 GRADIENT_DECAY = 0.01
@@ -51,7 +55,7 @@ class ModelSpec:
 def _mlp(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
     from abps.models.models import MLP
 
-    return lambda width, outcome=BINARY: MLP(width, hidden, dropout, outcome)
+    return functools.partial(MLP, hidden=hidden, dropout=dropout)
 
 
 def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
