@@ -198,7 +198,7 @@ class SumSteps:
             Command.SUM_MEET: self.masking.meet,
             Command.SUM_KEYS: self.keys,
             Command.SUM_SHARES: self.masking.shares,
-            Command.SUM_MASKED: self.masked,
+            Command.SUM_MASKED: lambda number, parcels: self.masked(number, parcels[self.masking.name]),
             Command.SUM_PRESENT: self.present,
             Command.SUM_OPEN: self.open,
         }
@@ -295,10 +295,9 @@ def masked_total(
     keys = asked(sorted(present), Command.SUM_KEYS, three_parts, list(everybody))
     sealed = asked(sorted(keys), Command.SUM_SHARES, lambda v: _by_name(v, everybody), keys)
     collector = Collector(made, {name: Keys(*each) for name, each in keys.items()})
-    masked: dict[str, Any] = {}
-    for name in sorted(sealed):
-        for_name = {sender: given[name] for sender, given in sealed.items() if name in given}
-        masked |= asked([name], Command.SUM_MASKED, lambda v: _ring(v, entries + 1), for_name)
+    # All parcels to all at once, of which each site opens its own: a call per site would take as many turns.
+    parcels = {name: {sender: g[name] for sender, g in sealed.items() if name in g} for name in sealed}
+    masked = asked(sorted(sealed), Command.SUM_MASKED, lambda v: _ring(v, entries + 1), parcels)
     for name, vector in masked.items():
         collector.take(name, vector)
     listed = sorted(masked)
