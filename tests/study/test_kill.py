@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import abps
@@ -39,19 +40,6 @@ def written(root):
     return found
 
 
-def workers_of(root):
-    """Processes that still work on a study."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
-        except OSError:
-            continue
-        if b"abps.study.workers" in words and str(root).encode() in words:
-            found.append(process.name)
-    return found
-
-
 @pytest.mark.slow
 def test_ten_kills_leave_the_same_tables(tmp_path):
     assert study(tmp_path / "whole", seed=0, kills=0, jobs=2)["code"] == 0
@@ -76,12 +64,10 @@ def test_a_killed_study_leaves_no_process_behind_and_repeats_nothing_finished(tm
     end = time.monotonic() + 120
     while len(list(out.glob("runs/*/run.json"))) < 2 and process.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
+    workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     process.wait(60)
-    end = time.monotonic() + 20
-    while workers_of(out) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert workers_of(out) == []
+    assert workers and psutil.wait_procs(workers, 20)[1] == []
     finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/run.json")}
     assert 2 <= len(finished) < 6
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.polynomial.hermite import hermgauss
@@ -42,24 +42,6 @@ Part = Callable[[HospitalRows, Floats], Sums]
 
 #: Points of the quadrature over a hospital's intercept.
 POINTS: Final = 15
-
-
-class Likelihood(Protocol):
-    """A likelihood; ``intercept``: whether its linear predictor has one."""
-
-    @property
-    def name(self) -> str:
-        """How people call it."""
-        ...
-
-    @property
-    def intercept(self) -> bool:
-        """Whether its linear predictor has one."""
-        ...
-
-    def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
-        """Log-likelihood, score and information of one hospital at the coefficients (p,)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -172,6 +154,8 @@ class CoxLikelihood:
                 information = information + (second - share * tied_second) / total - np.outer(mean, mean)
         return Sums(loglik, score, information)
 
+
+Likelihood = CanonicalGLM | CoxLikelihood
 
 LIKELIHOODS: dict[str, Likelihood] = {f.name: f for f in (LOGISTIC, NORMAL, POISSON, CoxLikelihood())}
 

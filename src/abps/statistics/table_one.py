@@ -159,8 +159,7 @@ def _numeric(column: str, parts: list[pl.Series], min_cell: int) -> list[TableLi
             [_quantiles(each, edges) if each.sum() else "–" for each in counts],
         )
     )
-    compared = [i for i in range(len(n)) if shown[i] and n.sum() > n[i]]
-    difference = _largest([_numeric_difference(n, total, squares, i) for i in compared])
+    difference = _largest_difference(n, total, squares, np.flatnonzero(shown))
     found = [
         TableLine(column, "mean (SD)", _moments(n.sum(), total.sum(), squares.sum()), own, difference),
         TableLine(column, "median [IQR]", _quantiles(counts.sum(axis=0), edges), spread, float("nan")),
@@ -185,8 +184,8 @@ def _categorical(column: str, parts: list[pl.Series], min_cell: int) -> list[Tab
     found = []
     for k, level in enumerate(levels):
         enough = np.flatnonzero(~hidden[k] & (count[k] > 0) & (n - count[k] >= min_cell))
-        differences = [_share_difference(count[k], n, int(i)) for i in enough if n.sum() > n[i]]
-        found.append(_shares(column, level, count[k], n, hidden[k], min_cell, _largest(differences)))
+        largest = _largest_difference(n, count[k], count[k], enough)  # squares of 0 and 1 are their sum
+        found.append(_shares(column, level, count[k], n, hidden[k], min_cell, largest))
     return [*found, *_missing(column, gaps, n + gaps, hidden[-1], min_cell)]
 
 
@@ -256,20 +255,12 @@ def _quantiles(counts: Floats, edges: Floats) -> str:
     return f"{middle:.4g} [{low:.4g}, {high:.4g}]"
 
 
-def _numeric_difference(n: Floats, total: Floats, squares: Floats, i: int) -> float:
-    rest = np.arange(len(n)) != i
-    means = [total[i] / n[i], total[rest].sum() / n[rest].sum()]
-    spread = [squares[i] / n[i] - means[0] ** 2, squares[rest].sum() / n[rest].sum() - means[1] ** 2]
-    pooled = np.sqrt(max((spread[0] + spread[1]) / 2.0, 1e-300))
-    return float(abs(means[0] - means[1]) / pooled)
-
-
-def _share_difference(count: Floats, n: Floats, i: int) -> float:
-    rest = np.arange(len(n)) != i
-    p, q = count[i] / n[i], count[rest].sum() / n[rest].sum()
-    pooled = np.sqrt(max((p * (1 - p) + q * (1 - q)) / 2.0, 1e-300))
-    return float(abs(p - q) / pooled)
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max(values, default=float("nan"))
+def _largest_difference(n: Floats, total: Floats, squares: Floats, compared: NDArray[np.intp]) -> float:
+    """The largest absolute standardised difference between one of some hospitals and all others."""
+    found = []
+    for i in (i for i in compared if n.sum() > n[i] > 0):
+        rest = np.arange(len(n)) != i
+        means = [total[i] / n[i], total[rest].sum() / n[rest].sum()]
+        spread = [squares[i] / n[i] - means[0] ** 2, squares[rest].sum() / n[rest].sum() - means[1] ** 2]
+        found.append(float(abs(means[0] - means[1]) / np.sqrt(max(sum(spread) / 2.0, 1e-300))))
+    return max(found, default=float("nan"))
