@@ -250,6 +250,12 @@ def test_a_changed_journal_is_found(network, four, tmp_path, change):
         journal.lines()
 
 
+def test_decisions_of_an_older_version_are_not_forgotten_in_silence(tmp_path):
+    (tmp_path / "journal.jsonl").write_text("{}")
+    with pytest.raises(RequestError, match="older version of abps; move it"):
+        Journal(tmp_path).write(JournalEvent.SENT, to="server")
+
+
 def test_proposals_do_not_fill_the_disk(four, tmp_path, monkeypatch):
     monkeypatch.setattr("abps.sites.consent.approval.MOST", 3)
     journal = Journal(tmp_path)
