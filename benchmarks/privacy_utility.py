@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from abps.data.synthetic.builtin import builtin_table
+from abps.data.synthetic import builtin_table
 from abps.data.table import federate
 from abps.engine.simulate import simulate
 from abps.privacy.budget import recomputed

@@ -31,7 +31,7 @@ import polars as pl
 from abps.core.errors import RequestError
 from abps.core.streams import center_id
 from abps.data.codebook import Codebook, Column
-from abps.data.scales import Scale, Statistics
+from abps.data.scales import Scale
 from abps.data.table import read_table
 from abps.engine.result import load_run
 from abps.methods.references import RegressionMemory
@@ -394,7 +394,7 @@ def targets(place: Path) -> list[Target]:
     book = Codebook(
         (Column("age", "number"), Column("ward", "level", "A"), Column("dm", "flag")), ("dm",), True
     )
-    with_statistics = replace(book, statistics=Statistics({"age": Scale(60.0, 10.0, 60.0)}))
+    with_statistics = replace(book, statistics={"age": Scale(60.0, 10.0, 60.0)})
     agreement = Agreement("s", "fedavg", book, 3, 5, {})
     agreed, signed = agreement.to_json(), SignedProposal(Proposal(agreement, ("a", "b"))).to_json()
     lacking = replace(agreement, settings={"secure": "yes", "model": "linear"})
@@ -513,7 +513,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _result() -> dict[str, Any]:
-    from abps.data.synthetic.builtin import builtin_table
+    from abps.data.synthetic import builtin_table
     from abps.data.table import federate
     from abps.engine.simulate import simulate
 

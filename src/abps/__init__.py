@@ -23,8 +23,8 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from abps.core.errors import RequestError as RequestError
     from abps.data.federation import Federation as Federation
-    from abps.data.memory import check as check
-    from abps.data.memory import federation as federation
+    from abps.data.table import check as check
+    from abps.data.table import federation as federation
     from abps.data.table import load as load
     from abps.data.table import read_table as read_table
     from abps.engine.result import Run as Run
@@ -52,9 +52,9 @@ _OFFERED = {
     "Run": "abps.engine.result",
     "Study": "abps.study.compare",
     "benchmark": "abps.lab.benchmark",
-    "check": "abps.data.memory",
+    "check": "abps.data.table",
     "compare": "abps.study.compare",
-    "federation": "abps.data.memory",
+    "federation": "abps.data.table",
     "find": "abps.methods.catalog",
     "fit": "abps.fitted.fit",
     "load": "abps.data.table",

@@ -3,7 +3,7 @@
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.synthetic.builtin import builtin_table, is_builtin, parse_builtin
+from abps.data.synthetic import builtin_table, is_builtin, parse_builtin
 from abps.data.synthetic.fedprox_synthetic import FedproxSynthetic
 from abps.data.synthetic.icu import IcuSynthetic
 

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.check import TableCheck
+from abps.data.federation import TableCheck
 from abps.data.table import load, read_table
 from abps.engine.simulate import simulate
 

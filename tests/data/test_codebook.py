@@ -12,7 +12,7 @@ import pytest
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, merged
 from abps.data.prepare import codebook, prepare
-from abps.data.synthetic.builtin import builtin_table
+from abps.data.synthetic import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_outcome, own_table
 
 
@@ -32,7 +32,9 @@ def test_alone_or_together_a_center_sees_the_same_numbers(federation, tmp_path, 
         path = tmp_path / f"{i}.{suffix}"
         own = frame.filter(pl.col("center") == center).drop("center", "careunit")
         getattr(own, f"write_{suffix}")(path)
-        alone = prepare(own_table(path, center, roles.label, roles.patient, roles.time, (), book), 11, book)
+        alone = prepare(
+            own_table(path, center, roles.label, book, patient=roles.patient, time=roles.time), 11, book
+        )
         expected = together.only(i)
         for part in ("train", "validation", "test"):
             np.testing.assert_array_equal(getattr(alone, part).x, getattr(expected, part).x)
@@ -143,7 +145,7 @@ def test_an_outcome_that_is_turned_round_is_not_federated(tmp_path):
     zero, two = _labelled(tmp_path, "zero", ("0", "1")), _labelled(tmp_path, "two", ("2", "1"))
     books = []
     for path, positive in ((zero, None), (two, None), (two, "1")):
-        found = own_outcome(path, "outcome", positive)
+        found = own_outcome(path, "outcome", positive=positive)
         book = Codebook((Column("age", "number"),), events=found.event_words, others=found.other_words)
         assert Codebook.from_json(book.to_json()) == book
         books.append(book)

@@ -37,13 +37,13 @@ def test_the_table() -> None:
 
 
 def test_one_model_for_all_if_iid_and_unrelated_ones_if_not() -> None:
-    size = {"smallest": 2_000, "mean_log": 0.0, "spread_log": 0.0, "features": 20, "centers": 12}
+    size = {"smallest": 2_000, "largest": 2_001, "features": 20, "centers": 12}
     assert agreement(models(FedproxSynthetic(iid=True, **size))) > 0.9
     assert abs(agreement(models(FedproxSynthetic(alpha=0.0, **size)))) < 0.25
 
 
 def test_alpha_moves_the_models_and_beta_the_data() -> None:
-    size = {"smallest": 500, "mean_log": 0.0, "spread_log": 0.0, "features": 20, "centers": 40}
+    size = {"smallest": 500, "largest": 501, "features": 20, "centers": 40}
 
     def spread_of_means(beta: float) -> float:
         table = FedproxSynthetic(beta=beta, **size).generate()
@@ -74,9 +74,7 @@ def test_adding_centers_leaves_those_that_exist() -> None:
         iid=st.booleans(),
         centers=st.integers(1, 8),
         features=st.integers(1, 12),
-        spread_log=st.floats(0, 2),
         largest=st.just(300),
-        positive=st.floats(0.01, 0.99),
         seed=st.integers(0, 2**40),
     )
 )

@@ -213,7 +213,6 @@ def test_stays_are_exact_and_spread_is_obeyed() -> None:
         centers=st.integers(12, 60),
         groups=st.integers(1, 12),
         stays=st.integers(1_200, 3_000),
-        signal=st.floats(0, 4),
         seed=st.integers(0, 2**40),
     )
 )

@@ -13,9 +13,9 @@ import abps
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook, numeric_rows, prepare
-from abps.data.scales import HistogramRefinement, Scale, Statistics, bin_counts
+from abps.data.scales import HistogramRefinement, Scale, bin_counts
 from abps.data.split import assign_splits
-from abps.data.synthetic.builtin import builtin_table
+from abps.data.synthetic import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 
 
@@ -34,14 +34,14 @@ def test_sites_that_sum_their_counts_see_what_the_simulation_sees(icu, tmp_path)
     for i, center in enumerate(whole.centers):
         path = tmp_path / f"{i}.parquet"
         frame.filter(pl.col("center") == center).drop("center", "careunit").write_parquet(path)
-        own[center] = own_table(path, center, roles.label, roles.patient, roles.time, (), plain)
+        own[center] = own_table(path, center, roles.label, plain, patient=roles.patient, time=roles.time)
     while not found.done:
         total = 0.0
         for table in own.values():
             values = numeric_rows(table, assign_splits(table, 11), plain.numbers)[0]
             total += bin_counts(values, np.zeros(values.shape[1], int), 1, found.edges)[0]
         found.take(total, 0.0)
-    agreed = replace(plain, statistics=Statistics(dict(zip(plain.numbers, found.scales(0.0)))))
+    agreed = replace(plain, statistics=dict(zip(plain.numbers, found.scales(0.0))))
     agreed = Codebook.from_json(json.loads(json.dumps(agreed.to_json())))
     for i, center in enumerate(whole.centers):
         alone, expected = prepare(own[center], 11, agreed, standardise="common"), together.only(i)
@@ -53,7 +53,7 @@ def test_common_standardisation_is_one_map_for_all(icu):
     whole = icu[2]
     data = prepare(whole, 11, standardise="common")
     name = data.book.numbers[0]
-    scale, k = data.book.statistics.scales[name], data.columns.index(name)
+    scale, k = data.book.statistics[name], data.columns.index(name)
     raw = whole.features[name].cast(pl.Float64).fill_null(scale.fill).to_numpy()
     expected = np.sort((raw - scale.center) / scale.spread)
     seen = np.concatenate([part.x[:, k] for part in (data.train, data.validation, data.test)])
@@ -78,11 +78,11 @@ def test_a_codebook_with_statistics_survives_its_file(icu):
 def test_what_the_consortium_gives_stands(icu):
     whole = icu[2]
     name = prepare(whole, 11).book.numbers[0]
-    given_scale = Scale.from_json({"low": 40.0, "high": 100.0, "fill": 60.0})
+    given_scale = Scale(low=40.0, high=100.0, fill=60.0)
     assert (given_scale.center, given_scale.spread) == (70.0, 10.0)
-    book = replace(codebook(whole, 11), statistics=Statistics({name: given_scale}))
+    book = replace(codebook(whole, 11), statistics={name: given_scale})
     data = prepare(whole, 11, book, standardise="common")
-    kept = data.book.statistics.scales[name]
+    kept = data.book.statistics[name]
     assert kept == given_scale
     np.testing.assert_array_equal(given_scale.read(np.array([np.nan, 30.0, 80.0])), [-1.0, -1.0, 1.0])
     assert data.agreed < prepare(whole, 11, standardise="common").agreed

@@ -14,7 +14,7 @@ import abps
 from abps.data.codebook import Codebook
 from abps.data.prepare import codebook, prepare
 from abps.data.split import assign_splits, by_key, patient_numbers, quotas
-from abps.data.synthetic.builtin import Roles, builtin_table
+from abps.data.synthetic import Roles, builtin_table
 from abps.data.table import federate, own_table
 
 
@@ -77,7 +77,7 @@ def test_sites_agree_without_asking_each_other(tmp_path):
     for k, center in enumerate(whole.centers):
         path = tmp_path / f"{k}.csv"
         frame.filter(pl.col("hospital") == center).drop("hospital").write_csv(path)
-        own = own_table(path, center, "died", "person", book=book)
+        own = own_table(path, center, "died", book, patient="person")
         split = assign_splits(own, 5, book.shared_patients)
         assert codebook(own, 5).shared_patients  # a center by itself cannot know
         for person, part in zip(own.patient.tolist(), split.tolist()):

@@ -11,7 +11,7 @@ import abps
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.data.split import assign_folds, fold_split
-from abps.data.synthetic.builtin import Roles
+from abps.data.synthetic import Roles
 from abps.data.table import federate
 from abps.engine import simulate as engine
 from abps.engine.crossvalidation import cross_validate, fold_seed

@@ -16,8 +16,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import abps
 from abps.core.errors import RequestError
-from abps.data.memory import frame_of
 from abps.data.prepare import prepare
+from abps.data.reading import frame_of
 from abps.methods.settings import configure
 from abps.models.learners import learner_for
 

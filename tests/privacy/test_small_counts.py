@@ -15,7 +15,7 @@ from abps.data.roles import Roles
 from abps.data.scales import HistogramSum, sum_histograms
 from abps.data.screening import identifying_reason
 from abps.data.split import assign_splits
-from abps.data.synthetic.builtin import builtin_table
+from abps.data.synthetic import builtin_table
 from abps.data.table import federate, own_table
 from abps.methods.leaving import leaving
 from abps.methods.references import categories
@@ -62,7 +62,7 @@ def own(tmp_path):
     def read(frame, label="died", patient="patient"):
         path = tmp_path / "table.parquet"
         frame.drop("hospital", "patient" if patient is None else "nothing", strict=False).write_parquet(path)
-        return own_table(path, "x", label, patient)
+        return own_table(path, "x", label, patient=patient)
 
     return read
 
@@ -275,7 +275,7 @@ def test_a_preview_lists_every_value_that_is_published(tmp_path):
     frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
     mine = frame.filter(pl.col("center") == frame["center"][0])
     mine.drop("center", "careunit").write_parquet(tmp_path / "own.parquet")
-    fed = own_table(tmp_path / "own.parquet", "x", roles.label, roles.patient, roles.time)
+    fed = own_table(tmp_path / "own.parquet", "x", roles.label, patient=roles.patient, time=roles.time)
     book = codebook(fed, 11, min_cell=FLOOR, standardise="common")
     method = configure("abps-pq-k1-hom", {"standardise": "common"})
     seen = leaving(method, fed, book, 11)

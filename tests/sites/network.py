@@ -11,7 +11,7 @@ from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import codebook, prepare
 from abps.data.roles import Roles
-from abps.data.synthetic.builtin import builtin_table
+from abps.data.synthetic import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
@@ -52,7 +52,7 @@ class Hospitals:
 
     def table(self, name: str, book: Codebook | None = None) -> Federation:
         roles = self.roles
-        return own_table(self.tables[name], name, roles.label, roles.patient, roles.time, (), book)
+        return own_table(self.tables[name], name, roles.label, book, patient=roles.patient, time=roles.time)
 
     def agreement(self, method: str, seed: int = 11, rounds: int = 5, **settings) -> Agreement:
         training = configure(method, settings, rounds).training

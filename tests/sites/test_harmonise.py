@@ -16,7 +16,7 @@ from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, merged
 from abps.data.harmonise import added, map_digest, map_path, read_harmonised
-from abps.data.scales import PROBABILITIES, Scale, Statistics
+from abps.data.scales import PROBABILITIES, Scale
 from abps.data.screening import conversion
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
@@ -68,7 +68,7 @@ def book(tables) -> Codebook:
         scales[name] = Scale(float(values.mean()), float(values.std()), float(values.mean()), quantiles)
     columns = [Column(name, "number") for name in names]
     columns += [Column("sex", "level", level) for level in ("female", "male")]
-    return Codebook(tuple(columns), statistics=Statistics(scales))
+    return Codebook(tuple(columns), statistics=scales)
 
 
 def site(tables, name: str) -> SiteFile:

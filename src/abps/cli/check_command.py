@@ -14,9 +14,9 @@ from rich.table import Table
 from abps.cli import options
 from abps.cli.main import as_flags
 from abps.core.errors import RequestError
-from abps.data.check import TableCheck, left_out_lines
+from abps.data.federation import TableCheck, left_out_lines
 from abps.data.repairs import RULES, Repair
-from abps.data.synthetic.builtin import is_builtin
+from abps.data.synthetic import is_builtin
 
 #: Centers left out up to which a run does not say where all are named.
 SHOWN = 8

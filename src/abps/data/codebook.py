@@ -9,16 +9,17 @@ measurements. Common scales of numeric columns (:mod:`abps.data.scales`) join it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.outcome import BINARY, Outcome, class_order
-from abps.data.scales import FARTHEST, Scale, Statistics
+from abps.data.outcome import BINARY, Outcome, as_plain, class_order
+from abps.data.scales import FARTHEST, Scale, Scales
 from abps.data.screening import MOST_LEVELS, identifying_reason, is_personal_value
 from abps.privacy.small_counts import most_patients
 
@@ -32,7 +33,7 @@ RARE_LEVEL = 10
 
 #: What an encoded column holds: a standardised number, a 0/1 value, whether a category has one certain
 #: level, or whether the value is missing.
-KINDS = ("number", "flag", "level", "missing")
+ColumnKind = Literal["number", "flag", "level", "missing"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Column:
     """One encoded column: of which column of the table, and how."""
 
     source: str
-    kind: str
+    kind: ColumnKind
     level: str = ""
 
     @property
@@ -57,16 +58,7 @@ class StatisticsSource:
     and received."""
 
     seed: int
-    spent: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a file."""
-        return {"seed": self.seed, "bytes": dict(self.spent)}
-
-    @staticmethod
-    def from_json(data: Any) -> StatisticsSource:
-        """From a file's content."""
-        return StatisticsSource(int(data["seed"]), {str(k): int(v) for k, v in data["bytes"].items()})
+    bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ class Codebook:
     columns: tuple[Column, ...]
     descriptors: tuple[str, ...] = ()
     time: bool = False
-    statistics: Statistics | None = None
+    statistics: Scales | None = None
     shared_patients: bool = False
     min_cell: int = 0
     statistics_source: StatisticsSource | None = None
@@ -110,25 +102,15 @@ class Codebook:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a file."""
-        plain: dict[str, Any] = {
-            "schema": SCHEMA,
-            "time": self.time,
-            **({"shared_patients": True} if self.shared_patients else {}),
-            **({"min_cell": self.min_cell} if self.min_cell else {}),
-            "descriptors": list(self.descriptors),
-            "columns": [{k: v for k, v in asdict(c).items() if v} for c in self.columns],
-        }
-        if self.statistics is not None:
-            plain["statistics"] = self.statistics.to_json()
-        if self.statistics_source is not None:
-            plain["statistics_source"] = self.statistics_source.to_json()
+        plain = as_plain(self)
+        plain["columns"] = [{k: v for k, v in column.items() if v} for column in plain["columns"]]
+        plain["outcome"] = {} if self.outcome.binary else self.outcome.to_json()
         if self.events or self.others:
-            plain["outcome"] = {"event": list(self.events), "other": list(self.others)}
-        if not self.outcome.binary:
-            plain["outcome"] = {**plain.get("outcome", {}), **self.outcome.to_json()}
-        if self.harmonised:
-            plain["harmonised"] = list(self.harmonised)
-        return plain
+            plain["outcome"] = {"event": [*self.events], "other": [*self.others]} | plain["outcome"]
+        keys = ("time", "shared_patients", "min_cell", "descriptors", "columns", "statistics",
+                "statistics_source", "outcome", "harmonised")  # fmt: skip
+        always = ("time", "descriptors", "columns")
+        return {"schema": SCHEMA} | {key: plain[key] for key in keys if plain[key] or key in always}
 
     @staticmethod
     def from_json(data: Any) -> Codebook:
@@ -136,33 +118,19 @@ class Codebook:
         try:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
-            columns = tuple(Column(c["source"], c["kind"], c.get("level", "")) for c in data["columns"])
-            bad = [c for c in columns if c.kind not in KINDS or (c.kind == "level") != bool(c.level)]
-            if not columns or bad or not all(isinstance(c.source, str) for c in columns):
-                raise ValueError(f"a column that is none: {bad[0] if bad else columns}")
-            given = data.get("statistics")
-            statistics = None if given is None else Statistics.from_json(given)
-            shared = bool(data.get("shared_patients", False))
-            min_cell = data.get("min_cell", 0)
-            if type(min_cell) is not int or min_cell < 0:
-                raise ValueError(f"a minimum cell size of {min_cell!r}")
-            book = Codebook(
-                columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared, min_cell
-            )
-            source = data.get("statistics_source")
             about = data.get("outcome", {})
-            events, others = (tuple(str(word) for word in about.get(k, ())) for k in ("event", "other"))
+            events, others = (msgspec.convert(about.get(k, ()), tuple[str, ...]) for k in ("event", "other"))
+            plain = {k: v for k, v in data.items() if k not in ("outcome", "events", "others")}
+            book = msgspec.convert(plain, Codebook)
+            bad = [c for c in book.columns if (c.kind == "level") != bool(c.level)]
+            if not book.columns or bad:
+                raise ValueError(f"a column that is none: {bad[0] if bad else book.columns}")
+            if book.min_cell < 0:
+                raise ValueError(f"a minimum cell size of {book.min_cell!r}")
             if set(events) & set(others):
                 raise ValueError("an outcome that is an event and none")
-            outcome = Outcome.from_json(about)
-            return replace(
-                book,
-                outcome=outcome,
-                statistics_source=None if source is None else StatisticsSource.from_json(source),
-                events=events,
-                others=others,
-                harmonised=tuple(sorted(str(each) for each in data.get("harmonised", ()))),
-            )
+            outcome, harmonised = Outcome.from_json(about), tuple(sorted(book.harmonised))
+            return replace(book, outcome=outcome, events=events, others=others, harmonised=harmonised)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(
                 f"this is not a codebook ({error!r}); make one with `abps site init` and exchange that file"
@@ -182,16 +150,9 @@ def merged(books: Sequence[Codebook]) -> Codebook:
         "one codebook has a time column and another has none; agree on one and init again",
     )
     described = frozenset.intersection(*(frozenset(book.descriptors) for book in books))
-    made = Codebook(
-        _united(books),
-        tuple(d for d in books[0].descriptors if d in described),
-        time,
-        shared_patients=any(book.shared_patients for book in books),
-        min_cell=max(book.min_cell for book in books),
-    )
     scales: dict[str, Scale] = {}
     for book in books:
-        for name, scale in ({} if book.statistics is None else book.statistics.scales).items():
+        for name, scale in (book.statistics or {}).items():
             sentence = f"the column {name!r} has two scales in these codebooks; settle on one"
             scales[name] = _only((scales.get(name, scale), scale), sentence)
     events, others = ({word for book in books for word in getattr(book, w)} for w in ("events", "others"))
@@ -200,11 +161,14 @@ def merged(books: Sequence[Codebook]) -> Codebook:
             f"the outcome's value {min(events & others)!r} is the event at one site and not at another; "
             "settle which, and init again where it is the other one"
         )
-    earlier = [book.statistics_source for book in books if book.statistics_source is not None]
-    return replace(
-        made,
-        statistics=Statistics(scales) if scales else None,
-        statistics_source=earlier[0] if earlier else None,
+    return Codebook(
+        _united(books),
+        tuple(d for d in books[0].descriptors if d in described),
+        time,
+        scales or None,
+        shared_patients=any(book.shared_patients for book in books),
+        min_cell=max(book.min_cell for book in books),
+        statistics_source=next((book.statistics_source for book in books if book.statistics_source), None),
         events=tuple(sorted(events)),
         others=tuple(sorted(others)),
         outcome=_one_prediction(books),
@@ -258,6 +222,13 @@ def _one_prediction(books: Sequence[Codebook]) -> Outcome:
     return replace(books[0].outcome, names=tuple(names))
 
 
+def is_binary(column: pl.Series) -> bool:
+    """Whether a column holds yes and no: booleans, or 0 and 1."""
+    if column.dtype == pl.Boolean:
+        return True
+    return column.dtype.is_numeric() and set(column.drop_nulls().unique().head(3).to_list()) <= {0, 1}
+
+
 @dataclass(frozen=True, eq=False)
 class CellRows:
     """Decides whether rows cover the minimum cell size in some center.
@@ -302,7 +273,7 @@ def candidates(column: pl.Series, train: NDArray[np.bool_], cells: CellRows | No
     else:
         values = column.cast(pl.Float64).to_numpy()
         gaps = ~np.isfinite(values)
-        if column.dtype != pl.Boolean and not set(column.drop_nulls().unique().to_list()) <= {0, 1}:
+        if not is_binary(column):
             found.append(Column(name, "number"))
         elif np.unique(values[train & ~gaps]).size > 1:
             found.append(Column(name, "flag"))
@@ -339,7 +310,7 @@ def encode_column(
 def encode_rows(book: Codebook, features: pl.DataFrame) -> NDArray[np.float32]:
     """(rows, columns) new rows by a codebook with its scales."""
     nobody, none = np.zeros(features.height, np.int32), np.zeros(features.height, np.bool_)
-    scales = {} if book.statistics is None else book.statistics.scales
+    scales = book.statistics or {}
     return np.stack(
         [
             encode_column(column, features[column.source], nobody, none, 1, scales.get(column.source))

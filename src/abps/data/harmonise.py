@@ -31,7 +31,7 @@ from abps.data.codebook import Codebook
 from abps.data.reading import RawTable, read_raw
 from abps.data.repairs import repair_column, to_levels
 from abps.data.roles import normalise
-from abps.data.scales import FIRST, PROBABILITIES, Statistics
+from abps.data.scales import FIRST, PROBABILITIES, Scales
 from abps.data.screening import ENOUGH_VALUES, LEAST_FACTOR, conversion
 
 #: An entry of a map, and what a value of it must be.
@@ -145,10 +145,10 @@ def suggest(
     return entries, said
 
 
-def common_medians(scales: Statistics | None) -> dict[str, float]:
+def common_medians(scales: Scales | None) -> dict[str, float]:
     """Medians of the columns whose common scales a codebook has."""
-    known = {} if scales is None else scales.scales
-    return {n: float(np.interp(0.5, PROBABILITIES, s.quantiles)) for n, s in known.items() if s.quantiles}
+    known = (scales or {}).items()
+    return {n: float(np.interp(0.5, PROBABILITIES, s.quantiles)) for n, s in known if s.quantiles}
 
 
 def coarse_medians(names: Sequence[str], total: NDArray[np.float64]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast, get_args
 
+import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -135,20 +136,18 @@ class Outcome:
 
     def lacks(self, label: NDArray[Any]) -> str:
         """Why a center with these rows cannot take part; nothing if it can."""
+        events = int(self.events(label).sum())
         if self.kind == "survival":
-            events = int(self.events(label).sum())
-            return f"fewer than {FEWEST} events ({events})" if events < FEWEST else ""
-        if self.kind == "classes":
+            found, least, what = events, FEWEST, f"{FEWEST} events"
+        elif self.kind == "classes":
             count = np.bincount(label.astype(np.int64), minlength=len(self.names))
-            enough = int((count >= FEWEST).sum())
-            return f"fewer than two classes with {FEWEST} rows ({enough})" if enough < 2 else ""
-        if self.kind == "continuous":
-            values = len(np.unique(label))
-            return f"fewer than {FEWEST} different values ({values})" if values < FEWEST else ""
-        positives = int(self.events(label).sum())
-        few = min(positives, len(label) - positives)
-        rare = "positive" if positives < len(label) - positives else "negative"
-        return f"fewer than {FEWEST} {rare} rows ({few})" if few < FEWEST else ""
+            found, least, what = int((count >= FEWEST).sum()), 2, f"two classes with {FEWEST} rows"
+        elif self.kind == "continuous":
+            found, least, what = len(np.unique(label)), FEWEST, f"{FEWEST} different values"
+        else:
+            found, least = min(events, len(label) - events), FEWEST
+            what = f"{FEWEST} {'positive' if events < len(label) - events else 'negative'} rows"
+        return f"fewer than {what} ({found})" if found < least else ""
 
     def settled(self, label: NDArray[Any]) -> Outcome:
         """With what all agree on, from the training rows of all centers: time grid, level and scale.
@@ -174,14 +173,10 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a file: what is asked for, the classes, and what was settled."""
-        plain: dict[str, Any] = {"predicts": self.kind}
-        if self.names:
-            plain["classes"] = list(self.names)
-        if self.grid:
-            plain["grid"], plain["hazards"] = list(self.grid), list(self.hazards)
-        if self.scale:
-            plain["level"], plain["scale"] = self.level, self.scale
-        return plain
+        known = ("grid", "hazards") if self.grid else ("level", "scale") if self.scale else ()
+        plain = as_plain(self)
+        classes = {"classes": plain["names"]} if self.names else {}
+        return {"predicts": self.kind, **classes, **{key: plain[key] for key in known}}
 
     @staticmethod
     def from_json(data: Any) -> Outcome:
@@ -190,20 +185,20 @@ class Outcome:
             asked = parse_outcome(str(data.get("predicts", "binary")))
         except RequestError as error:
             raise ValueError(str(error)) from error
-        names = tuple(str(name) for name in data.get("classes", ()))
-        grid = tuple(float(end) for end in data.get("grid", ()))
-        hazards = tuple(float(h) for h in data.get("hazards", ())) or (0.1,) * len(grid)
-        level, scale = float(data.get("level", 0.0)), float(data.get("scale", 0.0))
-        rising = all(a < b for a, b in itertools.pairwise((0.0, *grid)))
-        if not np.isfinite([*grid, *hazards, level, scale]).all() or not rising or scale < 0:
+        settled = {"names": data.get("classes", ()), **{k: data[k] for k in _SETTLED if k in data}}
+        made = msgspec.convert({"kind": asked.kind, **settled}, Outcome)
+        made = replace(made, hazards=made.hazards or (0.1,) * len(made.grid))
+        numbers = [*made.grid, *made.hazards, made.level, made.scale]
+        rising = all(a < b for a, b in itertools.pairwise((0.0, *made.grid)))
+        if not np.isfinite(numbers).all() or not rising or made.scale < 0:
             raise ValueError("a time grid rises from 0, and a scale is positive")
-        if len(hazards) != len(grid) or not all(0 <= h <= 1 for h in hazards):
+        if len(made.hazards) != len(made.grid) or not all(0 <= h <= 1 for h in made.hazards):
             raise ValueError("every interval of a time grid has one hazard, between 0 and 1")
-        if (asked.kind == "classes") != bool(names) or len(set(names)) != len(names):
+        if (made.kind == "classes") != bool(made.names) or len(set(made.names)) != len(made.names):
             raise ValueError("an outcome of classes names each of them once, and no other outcome does")
-        if (grid and asked.kind != "survival") or (scale and asked.kind != "continuous"):
-            raise ValueError(f"an outcome of {asked.kind} has no grid or scale like this")
-        return replace(asked, names=names, grid=grid, hazards=hazards, level=level, scale=scale)
+        if (made.grid and made.kind != "survival") or (made.scale and made.kind != "continuous"):
+            raise ValueError(f"an outcome of {made.kind} has no grid or scale like this")
+        return made
 
     def published(self, label: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
         """(rows, k) whose means a center publishes, and their names."""
@@ -217,7 +212,15 @@ class Outcome:
         return values.astype(np.float64)[:, None], (name,)
 
 
+#: What is settled on training rows.
+_SETTLED = ("grid", "hazards", "level", "scale")
+
 BINARY: Final = Outcome()
+
+
+def as_plain(value: Any) -> Any:
+    """Typed values as JSON has them: dicts, lists, texts and numbers."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def time_grid(signed: NDArray[Any]) -> tuple[float, ...]:

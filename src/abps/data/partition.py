@@ -50,15 +50,16 @@ class CellRule:
         if min(self.min_stays, self.min_positives, self.min_negatives) < 0:
             raise RequestError("the smallest numbers of stays and positives cannot be below 0")
 
-    def reason(self, stays: int, positives: int) -> str | None:
-        """Why a cell is too small; None if it is not."""
-        if stays < self.min_stays:
-            return f"fewer than {self.min_stays} stays ({stays})"
-        if positives < self.min_positives:
-            return f"fewer than {self.min_positives} positive stays ({positives})"
-        if stays - positives < self.min_negatives:
-            return f"fewer than {self.min_negatives} negative stays ({stays - positives})"
-        return None
+    def reason(self, stays: int, positives: int) -> str:
+        """Why a cell is too small; empty if it is not."""
+        for least, found, what in (
+            (self.min_stays, stays, "stays"),
+            (self.min_positives, positives, "positive stays"),
+            (self.min_negatives, stays - positives, "negative stays"),
+        ):
+            if found < least:
+                return f"fewer than {least} {what} ({found})"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,15 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.dirichlet is not None and self.iid:
             raise RequestError("dirichlet=ALPHA and iid=N exclude each other; choose one")
-        random = self.random
-        if not self.by and not random:
+        if not self.by and not self.random:
             raise RequestError("say how to divide: by=COLUMNS, dirichlet=ALPHA centers=N, or iid=N")
         if self.dirichlet is not None and not self.dirichlet > 0:
             raise RequestError(
                 f"dirichlet={self.dirichlet:g} must be above 0 (small is uneven, 100 nearly even)"
             )
-        if random and (self.centers is None or self.centers < 1):
+        if self.random and (self.centers is None or self.centers < 1):
             raise RequestError("dirichlet=ALPHA needs centers=N with N at least 1")
-        if not random and self.centers is not None:
+        if not self.random and self.centers is not None:
             raise RequestError("centers=N goes with dirichlet=ALPHA; by=COLUMNS alone say how many there are")
 
 
@@ -144,23 +144,24 @@ def divide(
     _check_request(table, recipe, rule, label)
     for column, allowed in recipe.only:
         table = _keep_only(table, column, allowed)
-    random = recipe.random
     cells = _cells(table, recipe.by, time)
-    positive = table[label]
-    names, empty = _draw(table, cells, recipe, rule, positive, patient) if random else (cells, ())
-    divided = table.with_columns(center=names)
-    if recipe.by and (random or len(recipe.by) > 1):
-        group = cells if random else _cells(table, recipe.by[:1], time)
-        divided = divided.with_columns(group=group)
-    elif "group" in divided.columns:
-        divided = divided.drop("group")  # of an earlier partition: it would be wrong now
+    names, empty = _draw(table, cells, recipe, rule, table[label], patient) if recipe.random else (cells, ())
+    divided = table.with_columns(center=names).drop("group", strict=False)  # of an earlier partition
+    if recipe.by and (recipe.random or len(recipe.by) > 1):
+        divided = divided.with_columns(group=cells if recipe.random else _cells(table, recipe.by[:1], time))
+    sizes = cell_sizes(names, table[label])
+    small = [LeftOut(center, n, rule.reason(n, k)) for center, n, k in sizes.iter_rows() if rule.reason(n, k)]
     # a center that drew no row cannot be kept either: it is named whatever the rule
-    dropped = empty if rule.small == "keep" else (*empty, *_too_small(names, positive, rule))
+    dropped = empty if rule.small == "keep" else (*empty, *small)
     dropped = tuple(sorted(dropped, key=lambda cell: cell.center))
     kept = divided.filter(~pl.col("center").is_in([cell.center for cell in dropped]))
     if kept.height == 0:
-        raise RequestError(_none_large_enough(dropped, cell_sizes(names, positive), rule))
-    return Partition(kept, recipe, rule, dropped, _shared(kept, patient))
+        raise RequestError(_none_large_enough(dropped, sizes, rule))
+    shared = 0
+    if patient is not None:  # rows without a patient are not one patient
+        known = kept.filter(pl.col(patient).is_not_null())
+        shared = int((known.group_by(patient).agg(n=pl.col("center").n_unique())["n"] > 1).sum())
+    return Partition(kept, recipe, rule, dropped, shared)
 
 
 def _check_request(table: pl.DataFrame, recipe: Recipe, rule: CellRule, label: str) -> None:
@@ -232,9 +233,7 @@ def _cells(table: pl.DataFrame, by: tuple[str, ...], time: str | None) -> pl.Ser
                     f"by={key}: {column.n_unique()} different numbers are no groups; for years use window:2y"
                 )
             text = column.cast(pl.String).str.strip_chars()
-            parts.append(
-                pl.select(pl.when(text == "").then(None).otherwise(text).fill_null(UNKNOWN)).to_series()
-            )
+            parts.append(text.replace("", None).fill_null(UNKNOWN))
     frame = pl.DataFrame({str(i): part for i, part in enumerate(parts)})
     return frame.select(pl.concat_str(pl.all(), separator="/")).to_series().alias("center")
 
@@ -350,23 +349,6 @@ def _none_large_enough(cells: Sequence[LeftOut], sizes: pl.DataFrame, rule: Cell
         f"none of {len(cells)} cells is large enough (the largest, {largest.center}: {largest.reason}); "
         f"{passing}or divide more coarsely with by=COLUMNS"
     )
-
-
-def _too_small(names: pl.Series, label: pl.Series, rule: CellRule) -> tuple[LeftOut, ...]:
-    found = []
-    for center, stays, positives in cell_sizes(names, label).iter_rows():
-        reason = rule.reason(stays, positives)
-        if reason:
-            found.append(LeftOut(center, stays, reason))
-    return tuple(found)
-
-
-def _shared(table: pl.DataFrame, patient: str | None) -> int:
-    """How many patients have stays in more than one center."""
-    if patient is None:
-        return 0
-    known = table.filter(pl.col(patient).is_not_null())  # rows without a patient are not one patient
-    return int((known.group_by(patient).agg(n=pl.col("center").n_unique())["n"] > 1).sum())
 
 
 # --- centers and columns of a tidy table ----------------------------------------------------------------

@@ -9,7 +9,6 @@ the training rows is encoded as "none of the known".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,7 +22,7 @@ from abps.data.federation import About, Federation
 from abps.data.outcome import BINARY, Outcome
 from abps.data.scales import (
     HistogramSum,
-    Statistics,
+    Scales,
     outcome_columns,
     outcome_size,
     outcome_values,
@@ -189,19 +188,6 @@ class Prepared:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class EncodedFeatures:
-    """x: (rows, columns) all rows of a federation.  book: by what.
-
-    outcome: with what all agree on.  spent: the bytes of agreeing.
-    """
-
-    x: NDArray[np.float32]
-    book: Codebook
-    outcome: Outcome
-    spent: int
-
-
 def encode(
     federation: Federation,
     split: NDArray[np.int8],
@@ -209,8 +195,9 @@ def encode(
     standardise: str = "own",
     min_cell: int = 0,
     histograms: HistogramSum = PLAIN,
-) -> EncodedFeatures:
-    """The features, encoded by the codebook or by one that follows from the federation.
+) -> tuple[NDArray[np.float32], Codebook, int]:
+    """(rows, columns) the features, encoded by the codebook or by one that follows from the federation; that
+    codebook, with the outcome and what all agree on; and the bytes of agreeing.
 
     min_cell: the minimum cell size of levels and statistics, where no codebook says it.
     histograms: how centers sum the counts that common scales follow from.
@@ -220,7 +207,8 @@ def encode(
     n, train, center = federation.size, split == 0, federation.center
     own: dict[Column, NDArray[np.float32]] = {}
     if book is None:
-        wanted = list(_wanted(federation, train, min_cell))
+        cells = CellRows(min_cell, center, n, federation.patient) if min_cell else None
+        wanted = [c for each in federation.features.get_columns() for c in candidates(each, train, cells)]
         for column in wanted:
             if column.kind == "number":
                 own[column] = encode_column(column, federation.features[column.source], center, train, n)
@@ -234,27 +222,28 @@ def encode(
             "check what is dropped and the columns of the table"
         )
     statistics, outcome, spent = _agreed(federation, split, book, histograms, standardise)
-    book = replace(book, statistics=statistics if standardise == "common" else None)
+    common = statistics if standardise == "common" else None
+    book = replace(book, statistics=common, outcome=outcome)
     x = np.empty((federation.rows, len(book.columns)), dtype=np.float32)
     for k, column in enumerate(book.columns):
         scale = None
         if column.kind == "number" and book.statistics is not None:
-            scale = book.statistics.scales[column.source]
+            scale = book.statistics[column.source]
         values = federation.features[column.source]
         block = None if scale is not None else own.get(column)
         x[:, k] = encode_column(column, values, center, train, n, scale) if block is None else block
-    return EncodedFeatures(x, book, outcome, spent)
+    return x, book, spent
 
 
 def _agreed(
     federation: Federation, split: NDArray[np.int8], book: Codebook, how: HistogramSum, standardise: str
-) -> tuple[Statistics, Outcome, int]:
+) -> tuple[Scales, Outcome, int]:
     """Common scales, the outcome with what all agree on, and the bytes that centers sent and received."""
-    given = {} if book.statistics is None else dict(book.statistics.scales)
+    given = dict(book.statistics or {})
     numbers = [name for name in book.numbers if name not in given] if standardise == "common" else []
     about = outcome_columns(federation.outcome)
     if not numbers and not about:
-        return Statistics(given), federation.outcome, 0
+        return given, federation.outcome, 0
     values, start, rows = numeric_rows(federation, split, (*numbers, *about))
     min_rows = None
     if book.min_cell:
@@ -264,7 +253,7 @@ def _agreed(
     scales = found.scales(how.doubt(len(values), federation.size))
     outcome = settle_from_histograms(federation.outcome, found, len(numbers))
     back = scales_size(len(numbers)) + (outcome_size(outcome) if about else 0)
-    return Statistics(given | dict(zip(numbers, scales))), outcome, spent + federation.size * back
+    return given | dict(zip(numbers, scales)), outcome, spent + federation.size * back
 
 
 def numeric_rows(
@@ -285,12 +274,6 @@ def numeric_rows(
     return values, start, rows
 
 
-def _wanted(federation: Federation, train: NDArray[np.bool_], min_cell: int) -> Iterator[Column]:
-    cells = CellRows(min_cell, federation.center, federation.size, federation.patient) if min_cell else None
-    for column in federation.features.get_columns():
-        yield from candidates(column, train, cells)
-
-
 def codebook(
     federation: Federation,
     seed: int,
@@ -304,7 +287,7 @@ def codebook(
     of fewer patients are not in it, nor columns that name people; published counts are rounded to it.
     """
     split = assign_splits(federation, seed) if split is None else split
-    book = encode(federation, split, standardise=standardise, min_cell=min_cell).book
+    _, book, _ = encode(federation, split, standardise=standardise, min_cell=min_cell)
     # A center by itself cannot know who else has seen its patients.
     shared = federation.size == 1 or patients_cross(federation)
     return replace(book, shared_patients=shared, outcome=_published_outcome(federation, min_cell))
@@ -397,13 +380,12 @@ def prepare(
     if not federation.in_order:
         order = canonical_order(federation)
         federation, split = federation.take(order), split[order]
-    encoded = encode(federation, split, book, standardise, min_cell, histograms)
-    x, made, outcome = encoded.x, encoded.book, encoded.outcome
+    x, made, spent = encode(federation, split, book, standardise, min_cell, histograms)
+    outcome = made.outcome
     columns = tuple(column.name for column in made.columns)
     if splines:
         design = design_of(made)
         x, columns = design.of(x), design.names
-    made = replace(made, outcome=outcome)
     vectors, names, base = metadata(federation, split, made.min_cell, outcome)
 
     def rows(part: int) -> Rows:
@@ -433,10 +415,10 @@ def prepare(
         seed=seed,
         book=made,
         plain=len(made.columns),
-        agreed=encoded.spent,
+        agreed=spent,
         splines=splines,
         min_cell=made.min_cell,
         outcome=outcome,
-        counted=histograms if encoded.spent else None,
+        counted=histograms if spent else None,
         source=federation,
     )

@@ -1,4 +1,4 @@
-"""Files as people have them: Parquet, Excel, or text with its separator and its encoding recognised.
+"""Tables as people have them: Parquet, Excel, text of whatever separator and encoding, or data in memory.
 
 A text file may separate its cells by comma, semicolon, tab or bar, be written as UTF-8 (with or without a
 byte order mark), UTF-16 or Windows-1252, and be compressed with gzip; its bytes decide, not its name. Title
@@ -15,10 +15,12 @@ import importlib.util
 import io
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 
 from abps.core.errors import RequestError
@@ -254,3 +256,113 @@ def _refuse_twins(names: Sequence[str], path: Path) -> None:
         raise RequestError(
             f"{path}: the column name {twins[0]!r} occurs {list(names).count(twins[0])} times; rename one"
         )
+
+
+# --- tables in memory: pandas, polars, PyArrow, NumPy arrays, or one frame per center ---------------------
+
+
+def has_parts(data: Mapping[Any, Any]) -> bool:
+    """Whether a mapping holds one table per center, and not one column per name."""
+    first = next(iter(data.values()), None)
+    return _is_frame(first) or getattr(first, "ndim", 1) == 2
+
+
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.startswith("pandas.") and getattr(data, "ndim", 0) == 2
+
+
+def _is_frame(data: Any) -> bool:
+    """Whether this is a table of some library, and not a single column."""
+    known = isinstance(data, pl.LazyFrame) or hasattr(data, "__arrow_c_stream__")
+    return _is_pandas(data) or (known and not isinstance(data, pl.Series) and getattr(data, "ndim", 2) == 2)
+
+
+def stack(parts: Mapping[Any, Any], feature_names: Sequence[str] | None) -> tuple[pl.DataFrame, str]:
+    """One frame of all centers' tables, and the name of the column with the centers."""
+    frames = [frame_of(part, feature_names) for part in parts.values()]
+    columns = frames[0].columns
+    for center, frame in zip(parts, frames):
+        odd = sorted({*frame.columns} ^ {*columns})
+        if odd:
+            raise RequestError(
+                f"center {center!r}: the column {odd[0]!r} is not in every center's frame; add it (empty "
+                "where unknown) or remove it"
+            )
+    column = free_name("center", columns)
+    whole = pl.concat(
+        [frame.select(columns).with_columns(pl.lit(str(c)).alias(column)) for c, frame in zip(parts, frames)],
+        how="vertical_relaxed",
+    )
+    return whole, column
+
+
+def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFrame:
+    """Any table in memory as a polars frame."""
+    if isinstance(data, pl.LazyFrame):
+        return data.collect()
+    if isinstance(data, pl.DataFrame):
+        return data
+    if isinstance(data, Mapping) or _is_pandas(data):
+        return _from_columns({str(name): data[name] for name in data}, len(list(data)))
+    if _is_frame(data):
+        return pl.DataFrame(data)
+    array = np.asarray(data)
+    if array.ndim != 2 or (array.dtype == object and array.size == 0):
+        raise RequestError(
+            f"data of type {type(data).__name__} and shape {array.shape} is no table; give a frame, or an "
+            "array with rows and columns"
+        )
+    names = [f"x{k + 1}" for k in range(array.shape[1])] if feature_names is None else list(feature_names)
+    if len(names) != array.shape[1] or len(set(names)) != len(names):
+        raise RequestError(
+            f"feature_names has {len(set(names))} different names for {array.shape[1]} columns; give one each"
+        )
+    return _from_columns({name: array[:, k] for k, name in enumerate(names)}, len(names))
+
+
+def _from_columns(columns: Mapping[str, Any], count: int) -> pl.DataFrame:
+    if len(columns) < count:
+        raise RequestError("two columns have the same name; rename one")
+    made = [column_of(name, values) for name, values in columns.items()]
+    sizes = {len(series) for series in made}
+    if len(sizes) > 1:
+        raise RequestError(
+            f"the columns have different lengths ({min(sizes)} and {max(sizes)}); make them equal"
+        )
+    return pl.DataFrame(made)
+
+
+def column_of(name: str, values: Any) -> pl.Series:
+    """A column of any library; mixed types become text, and missing values of all kinds become null."""
+    if isinstance(values, pl.Series):
+        return values.alias(name)
+    array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+    if array.ndim != 1:
+        raise RequestError(f"the column {name!r} has the shape {array.shape}; give one value per row")
+    if array.dtype.kind in "biufM":
+        series = pl.Series(name, np.ascontiguousarray(array))
+        return series.fill_nan(None) if array.dtype.kind == "f" else series
+    cells = [None if _is_missing(value) else value for value in array.tolist()]
+    kinds = {type(value) for value in cells if value is not None}
+    if len(kinds) > 1 and not kinds <= {int, float, bool}:
+        cells = [None if value is None else str(value) for value in cells]
+    try:
+        return pl.Series(name, cells, strict=False)
+    except (TypeError, ValueError, pl.exceptions.PolarsError):
+        return pl.Series(name, [None if value is None else str(value) for value in cells])
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaN, pandas' NA and NaT."""
+    return (
+        value is None
+        or type(value).__name__ in ("NAType", "NaTType")
+        or (isinstance(value, float) and value != value)
+    )
+
+
+def free_name(name: str, taken: Sequence[str]) -> str:
+    """A name that no column has yet."""
+    while name in taken:
+        name += "_"
+    return name

@@ -21,11 +21,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.data.outcome import Outcome, grid_hazards, time_grid
+from abps.data.outcome import Outcome
 from abps.privacy.fixed_point import masked_bytes
 
 Floats = NDArray[np.float64]
@@ -49,21 +50,35 @@ OUTCOME_VALUES: Final = "(outcome) values"
 HEADER_SIZE = 16
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a numeric column is read everywhere: (value - center) / spread, gaps as ``fill``.
 
     spread: 0 for a constant column; it is then read as 0.
     quantiles: where the federation's values lie, at ``PROBABILITIES``; knots of splines are among them.
-    low, high: what is plausible; values outside count as gaps.
+    low, high: what is plausible; values outside count as gaps. A range alone gives its middle as the
+    center and a third of its half as the deviation.
     """
 
-    center: float
-    spread: float
-    fill: float
+    center: float = np.nan
+    spread: float = np.nan
+    fill: float = np.nan
     quantiles: tuple[float, ...] = ()
     low: float = -np.inf
     high: float = np.inf
+
+    def __post_init__(self) -> None:
+        width = self.high - self.low
+        if np.isnan(self.center) and np.isfinite(width):
+            msgspec.structs.force_setattr(self, "center", (self.low + self.high) / 2)
+            if np.isnan(self.spread):
+                msgspec.structs.force_setattr(self, "spread", width / 6)
+        if np.isnan(self.fill):
+            msgspec.structs.force_setattr(self, "fill", self.center)
+        numbers = [self.center, self.spread, self.fill, *self.quantiles]
+        if not np.isfinite(numbers).all() or self.spread < 0 or not self.low < self.high:
+            raise ValueError(f"a scale needs finite numbers, a spread from 0 and low below high: {self}")
+        if len(self.quantiles) not in (0, len(PROBABILITIES)) or any(np.diff(self.quantiles) < 0):
+            raise ValueError(f"{len(PROBABILITIES)} quantiles in rising order are needed, or none")
 
     def read(self, values: Floats) -> Floats:
         """(rows,) standardised values of a column with gaps (NaN), within ten deviations."""
@@ -73,59 +88,14 @@ class Scale:
         z = (np.where(known, values, self.fill) - self.center) / self.spread
         return np.clip(z, -FARTHEST, FARTHEST)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a file."""
-        plain: dict[str, Any] = {"center": self.center, "spread": self.spread, "fill": self.fill}
-        if self.quantiles:
-            plain["quantiles"] = list(self.quantiles)
-        return plain | {k: v for k, v in (("low", self.low), ("high", self.high)) if np.isfinite(v)}
 
-    @staticmethod
-    def from_json(data: Any) -> Scale:
-        """A scale from a file's content; ``ValueError`` says what is wrong with it."""
-        unknown = set(data) - {"center", "spread", "fill", "quantiles", "low", "high"}
-        if unknown:
-            raise ValueError(f"{sorted(unknown)[0]!r} is not part of a scale")
-        low, high = float(data.get("low", -np.inf)), float(data.get("high", np.inf))
-        if "center" not in data and np.isfinite(high - low):
-            # A range alone: its middle, and a third of its half as the deviation.
-            data = {"center": (low + high) / 2, "spread": (high - low) / 6} | dict(data)
-        center = float(data["center"])
-        scale = Scale(
-            center,
-            float(data["spread"]),
-            float(data.get("fill", center)),
-            tuple(float(q) for q in data.get("quantiles", ())),
-            low,
-            high,
-        )
-        numbers = [scale.center, scale.spread, scale.fill, *scale.quantiles]
-        if not np.isfinite(numbers).all() or scale.spread < 0 or not low < high:
-            raise ValueError(f"a scale needs finite numbers, a spread from 0 and low below high: {data}")
-        if len(scale.quantiles) not in (0, len(PROBABILITIES)) or list(scale.quantiles) != sorted(
-            scale.quantiles
-        ):
-            raise ValueError(f"{len(PROBABILITIES)} quantiles in rising order are needed, or none")
-        return scale
+#: The scale of every numeric column, by its name.
+Scales = Mapping[str, Scale]
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """The scale of every numeric column, by its name."""
-
-    scales: Mapping[str, Scale]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a file."""
-        return {name: scale.to_json() for name, scale in self.scales.items()}
-
-    @staticmethod
-    def from_json(data: Any) -> Statistics:
-        """Statistics from a file's content; ``ValueError`` says what is wrong with them."""
-        try:
-            return Statistics({str(name): Scale.from_json(scale) for name, scale in data.items()})
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"statistics that are none: {error!r}") from error
+def scales_from_json(data: Any) -> Scales:
+    """Scales from a file's content; ``ValueError`` says what is wrong with them."""
+    return msgspec.convert(data, dict[str, Scale])
 
 
 def _as_sent(center: float, spread: float, quantiles: Floats, low: float, high: float) -> Scale:
@@ -159,13 +129,6 @@ def outcome_values(outcome: Outcome, label: NDArray[Any], name: str) -> Floats:
 def outcome_size(outcome: Outcome) -> int:
     """The bytes of what was agreed about an outcome: two numbers per interval, or two in all."""
     return 8 * max(1, len(outcome.grid))
-
-
-def with_time_grid(outcome: Outcome, times: Floats, ends: Floats) -> Outcome:
-    """The outcome with the grid and hazards that follow from times of events and of censoring."""
-    signed = np.concatenate([times, -ends]).astype(np.float32)
-    grid = time_grid(signed)
-    return replace(outcome, grid=grid, hazards=grid_hazards(signed, grid))
 
 
 #: Bins of the later passes, and edges of the first: powers of ten by quarters, both signs.
@@ -351,4 +314,4 @@ def settle_from_histograms(outcome: Outcome, found: HistogramRefinement, first: 
         scale = found.scales(0.0)[first]
         return replace(outcome, level=scale.center, scale=scale.spread if scale.spread > 0 else 1.0)
     times, ends = (np.maximum(found.spread_out(first + k), 0.0) for k in range(2))
-    return with_time_grid(outcome, times, ends)
+    return outcome.settled(np.concatenate([times, -ends]).astype(np.float32))

@@ -119,7 +119,7 @@ def design_of(book: Codebook) -> Design:
     """The design that follows from a codebook with common statistics."""
     if book.statistics is None:
         raise RequestError("smooth terms need common statistics; set standardise=common")
-    scales = book.statistics.scales
+    scales = book.statistics
     return Design(
         book.columns, tuple(terms_of(scales[c.source]) if c.kind == "number" else None for c in book.columns)
     )

@@ -18,6 +18,7 @@ A hospital reads its own table as a federation of one, in the terms of the study
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,13 +28,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.core.errors import RequestError, nearest
-from abps.data.check import ColumnCheck, LeftOut, TableCheck, warn_about
-from abps.data.codebook import Codebook, typed
-from abps.data.federation import Federation
+from abps.core.errors import DataWarning, RequestError, nearest
+from abps.data.codebook import Codebook, is_binary, typed
+from abps.data.federation import ColumnCheck, Federation, LeftOut, TableCheck, warn_about
 from abps.data.harmonise import read_harmonised
-from abps.data.outcome import FEWEST, EncodedLabel, Outcome, align_label, encode_label
-from abps.data.reading import GAPS, RawTable
+from abps.data.outcome import FEWEST, EncodedLabel, align_label, encode_label
+from abps.data.reading import GAPS, RawTable, column_of, frame_of, free_name, has_parts, stack
 from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column, to_levels
 from abps.data.roles import RoleOptions, Roles, completed, normalise
 from abps.data.screening import (
@@ -46,7 +46,7 @@ from abps.data.screening import (
     suggest_patient,
 )
 from abps.data.split import content_of, patient_numbers
-from abps.data.synthetic.builtin import BUILTIN, builtin_table, is_builtin
+from abps.data.synthetic import BUILTIN, builtin_table, is_builtin
 
 #: The smallest center that takes part, unless the user says otherwise.
 MIN_STAYS = 50
@@ -272,7 +272,7 @@ def _assemble(
     if min_stays < 1:
         raise RequestError(f"min_stays={min_stays}: choose at least 1")
     centers_of = center_names(frame[roles.center], roles.center)
-    kept, left_out = _who_takes_part(centers_of, label.values, label.outcome, min_stays)
+    kept, left_out = _who_takes_part(centers_of, label, min_stays)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
         raise RequestError(_too_few_centers(name, roles.center, centers, left_out))
@@ -356,18 +356,18 @@ def _federation(
 
 def _too_few_centers(name: str, column: str, able: Sequence[str], left_out: Sequence[LeftOut]) -> str:
     """Why there is no federation: one hospital only, or all but one are too small."""
-    many = len(able) + len(left_out)
+    many, other = len(able) + len(left_out), "or name another column with center=COL"
     if many == 1:
         one = able[0] if able else left_out[0].center
         return (
             f"{name}: the column {column!r} names one hospital only: {one!r}; a federation needs two; add "
-            "the rows of other hospitals, or name another column with center=COL"
+            f"the rows of other hospitals, {other}"
         )
     largest = sorted(left_out, key=lambda o: -o.rows)[:3]
     reasons = "; ".join(f"{o.center!r}: {o.reason}" for o in largest)
     return (
         f"{name}: {len(able)} of {many} centers can take part and a federation needs two (the largest left "
-        f"out: {reasons}); lower min_stays=N, or name another column with center=COL"
+        f"out: {reasons}); lower min_stays=N, {other}"
     )
 
 
@@ -376,34 +376,28 @@ def _column_checks(
 ) -> tuple[ColumnCheck, ...]:
     """Type, role and use of every column of the table."""
     role_of = dict.fromkeys(roles.drop, "dropped")
-    for role, name in reversed(roles.columns().items()):
-        role_of[name] = role
+    role_of |= {name: role for role, name in reversed(roles.columns().items())}
     checks = []
     for column in frame.get_columns():
-        role = role_of.get(column.name, "feature")
-        used = column.name in features.columns
-        why = reasons.get(column.name, "")
-        if role == "feature" and used and column.name in roles.keep:
-            why = "kept by request"
-        shown = features[column.name] if used else column
-        missing = column.null_count() / max(1, len(column))
-        checks.append(ColumnCheck(column.name, _type_name(shown, column), role, used, why, round(missing, 6)))
+        name, used = column.name, column.name in features.columns
+        role = role_of.get(name, "feature")
+        kept = role == "feature" and used and name in roles.keep
+        why = "kept by request" if kept else reasons.get(name, "")
+        kind = "date" if column.dtype.is_temporal() else _type_name(features[name] if used else column)
+        missing = round(column.null_count() / max(1, len(column)), 6)
+        checks.append(ColumnCheck(name, kind, role, used, why, missing))
     return tuple(checks)
 
 
-def _type_name(feature: pl.Series, column: pl.Series) -> str:
+def _type_name(column: pl.Series) -> str:
     """What a column holds, in one word."""
-    if column.dtype.is_temporal():
-        return "date"
-    if feature.dtype == pl.Boolean:
+    if column.dtype == pl.Null or (column.dtype.is_numeric() and column.null_count() == len(column)):
+        return "empty"
+    if is_binary(column):
         return "yes/no"
-    if feature.dtype.is_numeric():
-        if feature.null_count() == len(feature):
-            return "empty"
-        return "yes/no" if _is_binary(feature) else "number"
-    if feature.dtype in (pl.String, pl.Categorical, pl.Enum):
-        return "category"
-    return "empty" if feature.dtype == pl.Null else "other"
+    if column.dtype.is_numeric():
+        return "number"
+    return "category" if column.dtype in (pl.String, pl.Categorical, pl.Enum) else "other"
 
 
 def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
@@ -426,18 +420,14 @@ def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
 
 
 def _who_takes_part(
-    centers_of: NDArray[np.str_],
-    label: NDArray[Any],
-    outcome: Outcome,
-    min_stays: int,
+    centers_of: NDArray[np.str_], label: EncodedLabel, min_stays: int
 ) -> tuple[list[str], list[LeftOut]]:
     """Names of the centers that can take part, and the others."""
-    names, code = np.unique(centers_of, return_inverse=True)
     kept, left_out = [], []
-    for k, name in enumerate(names.tolist()):
-        mine = label[code == k]
+    for name in np.unique(centers_of).tolist():
+        mine = label.values[centers_of == name]
         few = f"fewer than {min_stays} rows ({len(mine)})" if len(mine) < min_stays else ""
-        why_not = few or outcome.lacks(mine)
+        why_not = few or label.outcome.lacks(mine)
         if why_not:
             left_out.append(LeftOut(name, len(mine), why_not))
         else:
@@ -522,51 +512,113 @@ def _descriptors(features: pl.DataFrame) -> tuple[str, ...]:
     charlson = tuple(name for name in features.columns if name.startswith("cci_"))
     if charlson:
         return charlson
-    return tuple(c.name for c in features.get_columns() if _is_binary(c))[:12]
+    return tuple(c.name for c in features.get_columns() if is_binary(c))[:12]
 
 
-def _is_binary(column: pl.Series) -> bool:
-    if column.dtype == pl.Boolean:
-        return True
-    return column.dtype.is_numeric() and set(column.drop_nulls().unique().head(3).to_list()) <= {0, 1}
+# --- data in memory ---------------------------------------------------------------------------------
+
+#: Roles that may be given as an array instead of the name of a column.
+ARRAYS = ("label", "center", "patient", "time", "group", "duration")
+
+
+def federation(
+    data: Any,
+    label: Any = None,
+    center: Any = None,
+    *,
+    patient: Any = None,
+    feature_names: Sequence[str] | None = None,
+    name: str = "table",
+    min_stays: int = MIN_STAYS,
+    **more: Any,
+) -> Federation:
+    """A federation from data in memory.
+
+    data: a pandas or polars frame, a PyArrow table, a mapping of columns, a NumPy array (rows, features), a
+    mapping from each center's name to its frame, or the path of a file.
+    label, center, patient: the name of a column, or an array (rows,); no center for one frame per center.
+    feature_names: the columns of an array.
+    more: time, group, duration (names or arrays), drop, keep, positive, outcome, as in
+    :func:`abps.read_table`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> X, hospital = rng.normal(size=(300, 2)), np.repeat(["a", "b", "c"], 100)
+    >>> federation(X, label=X[:, 0] + rng.normal(size=300) > 0, center=hospital, name="toy")
+    <Federation toy: 3 centers, 300 stays, 2 features, 46.7 % positive>
+    """
+    if isinstance(data, str | Path):
+        if not isinstance(label, str | None) or not isinstance(center, str | None):
+            raise RequestError(f"{data}: name the columns label= and center= of a file")
+        return read_table(data, label or "", center or "", min_stays, patient=patient, **more)
+    if isinstance(data, Mapping) and has_parts(data):
+        if center is not None:
+            raise RequestError("one frame per center: the names are the centers; leave center out")
+        frame, center = stack(data, feature_names)
+    else:
+        frame = frame_of(data, feature_names)
+    given: dict[str, Any] = {"label": label, "center": center, "patient": patient, **more}
+    for role in more:
+        if role not in RoleOptions.__annotations__:
+            raise RequestError(f"there is no argument {role!r}{nearest(role, RoleOptions.__annotations__)}")
+    for role in ARRAYS:
+        value = given.get(role)
+        if value is not None and not isinstance(value, str):
+            frame, given[role] = _with_column(frame, role, value)
+    for role in ("label", "center"):
+        if given[role] is None:
+            raise RequestError(
+                f"{name}: give {role}= as the name of a column or as an array with one value per row"
+            )
+    if frame.height == 0:
+        raise RequestError(f"{name} has no rows; give a table with rows")
+    made = checked(RawTable(frame, "a table in memory"), Roles.of(**given), name, min_stays)
+    warn_about(made.notes)
+    return made
+
+
+def check(data: Any, label: Any = None, center: Any = None, **more: Any) -> TableCheck:
+    """What is in a table, what will be used and what looks wrong; arguments as in :func:`federation`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> stays = {"died": rng.integers(0, 2, 300), "age": rng.normal(60, 9, 300), "id": np.arange(300)}
+    >>> found = check({**stays, "hospital": ["a", "b", "c"] * 100}, label="died", center="hospital")
+    >>> len(found.centers), [column.name for column in found.unused]
+    (3, ['id'])
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        notes = federation(data, label, center, **more).notes
+    assert notes is not None
+    return notes
+
+
+def _with_column(frame: pl.DataFrame, role: str, values: Any) -> tuple[pl.DataFrame, str]:
+    """The frame with an array as a column, and the column's name."""
+    series = column_of(free_name(role, frame.columns), values)
+    if len(series) != frame.height:
+        raise RequestError(f"{role} has {len(series)} values for {frame.height} rows; give one value per row")
+    return frame.with_columns(series), series.name
 
 
 # --- one hospital's own table -------------------------------------------------------------------------
 
 
-def own_outcome(
-    path: str | Path,
-    label: str,
-    positive: str | None = None,
-    outcome: str | None = None,
-    duration: str | None = None,
-) -> EncodedLabel:
+def own_outcome(path: str | Path, label: str, **more: Unpack[RoleOptions]) -> EncodedLabel:
     """The outcome of one center's own table: what it is, and which of its words are the event."""
-    roles = Roles(label, "", positive=positive, outcome=outcome, duration=duration)
-    return _repaired(read_harmonised(Path(path)), roles).label
+    return _repaired(read_harmonised(Path(path)), Roles.of(label, "", **more)).label
 
 
 def own_table(
-    path: str | Path,
-    site: str,
-    label: str,
-    patient: str | None = None,
-    time: str | None = None,
-    drop: tuple[str, ...] = (),
-    book: Codebook | None = None,
-    positive: str | None = None,
-    outcome: str | None = None,
-    duration: str | None = None,
+    path: str | Path, site: str, label: str, book: Codebook | None = None, **more: Unpack[RoleOptions]
 ) -> Federation:
     """One center's own table, read at that center: a federation of one.
 
     With a codebook the features are those that it asks for, and the outcome is in its terms; without, all
-    that can be learned from.  positive, outcome, duration: as in :class:`Roles`.
+    that can be learned from.  more: as in :class:`Roles`.
     """
-    if outcome is None and book is not None and not book.outcome.binary:
-        outcome = book.outcome.kind
-    roles = Roles(label, "", patient, time, None, tuple(drop), positive=positive, outcome=outcome,
-                  duration=duration)  # fmt: skip
+    roles = Roles.of(label, "", **more)
+    if roles.outcome is None and book is not None and not book.outcome.binary:
+        roles = replace(roles, outcome=book.outcome.kind)
     raw = read_harmonised(Path(path))
     table = _repaired(raw, roles)
     roles, found = table.roles, table.label

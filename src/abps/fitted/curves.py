@@ -49,7 +49,7 @@ def effects(model: FittedModel) -> list[ColumnEffect]:
     weight = model.network.branches[0][0].weight[0].astype(np.float64)
     design = model.design
     owner = np.arange(len(model.book.columns)) if design is None else design.owner
-    scales = {} if model.book.statistics is None else model.book.statistics.scales
+    scales = model.book.statistics or {}
     found = []
     for k, column in enumerate(model.book.columns):
         mine = weight[owner == k]

@@ -17,9 +17,9 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.codebook import encode_rows
 from abps.data.federation import Federation
-from abps.data.memory import column_of, frame_of
 from abps.data.outcome import BINARY, Outcome
 from abps.data.prepare import Prepared, prepare
+from abps.data.reading import column_of, frame_of
 from abps.data.splines import design_of
 from abps.engine.rounds import RunState
 from abps.methods.base import Context

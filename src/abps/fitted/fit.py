@@ -21,7 +21,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Prepared, Rows, prepare
-from abps.data.scales import Scale, Statistics
+from abps.data.scales import Scale
 from abps.data.split import assign_splits
 from abps.engine.clinical import mended, mends_of
 from abps.engine.crossvalidation import FOLDS, cross_validate
@@ -245,7 +245,7 @@ def own_book(federation: Federation, book: Codebook, rows: NDArray[np.bool_]) ->
         spread = float(np.sqrt(np.mean((known - mean) ** 2))) if len(known) else 0.0
         usable = spread > 1e-8 * (1.0 + abs(mean))
         scales[name] = Scale(mean, spread if usable else 0.0, mean)
-    return replace(book, statistics=Statistics(scales))
+    return replace(book, statistics=scales)
 
 
 def _model(

@@ -123,7 +123,7 @@ def _output(graph: _Graph, model: FittedModel, answers: str) -> tuple[str, str, 
 def _encoded(graph: _Graph, model: FittedModel) -> str:
     """(rows, inputs of the network): standardised, gaps filled, smooth terms made."""
     numbers, levels = graph_inputs(model)
-    scales = {} if model.book.statistics is None else model.book.statistics.scales
+    scales = model.book.statistics or {}
     axis = graph.constant([1], np.int64)
     parts = []
     for k, column in enumerate(model.book.columns):

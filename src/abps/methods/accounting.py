@@ -25,7 +25,7 @@ def counting_of(method: Method, seed: int) -> HistogramSum:
 def to_count(method: Method, book: Codebook) -> tuple[str, ...]:
     """What sites count under masks before a study, where a codebook does not say it: columns without a common
     scale, and statistics of an outcome that is not settled yet."""
-    known = {} if book.statistics is None else book.statistics.scales
+    known = book.statistics or {}
     common = method.training.standardise == "common"
     lacking = [name for name in book.numbers if name not in known] if common else []
     return (*lacking, *outcome_columns(book.outcome))

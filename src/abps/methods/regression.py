@@ -96,11 +96,11 @@ def book_schema(book: Codebook, formula: str) -> Schema:
 
 def _knots(book: Codebook, column: str, df: int) -> tuple[float, ...]:
     """Knots at the agreed quantiles."""
-    if book.statistics is None or not book.statistics.scales[column].quantiles:
+    if book.statistics is None or not book.statistics[column].quantiles:
         raise RequestError(
             f"spline({column}, {df}): the codebook has no quantiles of it; use the column as it is"
         )
-    found = np.unique(np.interp(KNOTS[df], PROBABILITIES, book.statistics.scales[column].quantiles))
+    found = np.unique(np.interp(KNOTS[df], PROBABILITIES, book.statistics[column].quantiles))
     if len(found) < df + 1:
         raise RequestError(f"spline({column}, {df}): too few different values; use the column as it is")
     return tuple(float(knot) for knot in found)

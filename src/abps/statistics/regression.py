@@ -14,7 +14,8 @@ from scipy import stats
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.data.memory import frame_of
+from abps.data.reading import frame_of
+from abps.data.table import read_frame
 from abps.statistics.design import Formula, agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, CanonicalGLM, Floats, HospitalRows
 from abps.statistics.heterogeneity import (
@@ -167,7 +168,7 @@ def regress(
     >>> found["effect"].to_list(), found["estimate"].round(2).to_list()
     (['intercept', 'age'], [-1.03, 0.87])
     """
-    frame = frame_of(table)
+    frame = read_frame(Path(table)) if isinstance(table, str | Path) else frame_of(table)
     chosen = _family(family, intercepts, duration)
     parsed = parse_formula(formula) if isinstance(formula, str) else formula
     _roles_apart(parsed, label, center, duration)

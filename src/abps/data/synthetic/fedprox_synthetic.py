@@ -10,7 +10,7 @@ Two departures, both because there are two classes. With two classes only the di
 counts, and in a difference of two draws around the same u_k, u_k cancels: here the score's own weights
 are drawn around u_k. And a score w.x + b with v_k far from zero makes nearly every center one-sided: here
 the score is w.(x - v_k), and the bias sets the center's share of positives,
-logistic(logit(positive) + bias / 2), kept between 0.1 and 0.9. A sample is positive if its score is
+logistic(logit(0.3) + bias / 2), kept between 0.1 and 0.9. A sample is positive if its score is
 among the highest of its center, as many as that share says: the labels have no noise.
 
 Columns: y (label, 0 or 1), center, x01, x02, ... (features).
@@ -26,13 +26,16 @@ import polars as pl
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.data.synthetic import check_ranges
+from abps.data.synthetic.icu import check_ranges
 
 RANGES = {
     "alpha": (0, 1_000), "beta": (0, 1_000), "centers": (1, 100_000), "features": (1, 10_000),
-    "smallest": (40, 1_000_000), "mean_log": (0, 12), "spread_log": (0, 4), "largest": (40, 10_000_000),
-    "positive": (0.01, 0.99), "seed": (0, 2**63 - 1),
+    "smallest": (40, 1_000_000), "largest": (40, 10_000_000), "seed": (0, 2**63 - 1),
 }  # fmt: skip
+
+
+#: The share of positives in a center whose bias is zero.
+POSITIVE = 0.3
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,7 @@ class FedproxSynthetic:
     beta: variance of B_k, how much the centers' data differ.
     iid: one model and one feature distribution for all centers (alpha and beta then say nothing).
     centers, features: how many of each.
-    smallest, mean_log, spread_log: sizes are smallest + exp(N(mean_log, spread_log**2)), heavy-tailed.
-    largest: no center has more rows than this.
-    positive: share of positives in a center whose bias is zero.
+    smallest, largest: sizes are smallest + exp(N(4, 2²)), heavy-tailed, and at most the largest.
     seed: which federation of this kind.
     """
 
@@ -55,10 +56,7 @@ class FedproxSynthetic:
     centers: int = 30
     features: int = 60
     smallest: int = 50
-    mean_log: float = 4.0
-    spread_log: float = 2.0
     largest: int = 5_000
-    positive: float = 0.3
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,14 +77,14 @@ class FedproxSynthetic:
         for name in names:
             # The center's own stream: adding centers leaves those that exist as they are.
             rng = streams.generator(self.seed, "generate", 0, streams.center_id(name))
-            size = min(self.smallest + int(np.exp(rng.normal(self.mean_log, self.spread_log))), self.largest)
+            size = min(self.smallest + int(np.exp(rng.normal(4.0, 2.0))), self.largest)
             if self.iid:
                 model, u, v = streams.generator(self.seed, "generate", 1), 0.0, np.zeros(d)
             else:
                 model, u = rng, rng.normal(0.0, math.sqrt(self.alpha))
                 v = rng.normal(rng.normal(0.0, math.sqrt(self.beta)), 1.0, d)
             weights, bias = model.normal(u, 1.0, d), model.normal(u, 1.0)
-            odds = math.log(self.positive / (1.0 - self.positive)) + bias / 2.0
+            odds = math.log(POSITIVE / (1.0 - POSITIVE)) + bias / 2.0
             share = min(max(1.0 / (1.0 + math.exp(-odds)), 0.1), 0.9)
             x = v + scale * rng.standard_normal((size, d))
             rank = np.argsort(np.argsort((v - x) @ weights, kind="stable"), kind="stable")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -26,14 +27,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.data.synthetic import check_ranges
 
 Floats = NDArray[np.float64]
 
 # ---------------------------------------------------------------------------------------------------
 # Difficulty: the numbers that were chosen by how well models do (docs/icu-synthetic.md).
 
-#: Standard deviation of the risk common to all units, in log-odds, at ``signal=1``.
+#: Standard deviation of the risk common to all units, in log-odds.
 RISK_SPREAD = 1.55
 #: How the variance of the common risk divides over its three parts.
 DIRECT_SHARE, CURVED_SHARE, INTERACTION_SHARE = 0.38, 0.47, 0.15
@@ -99,9 +99,17 @@ CENTER_SCATTER = 0.06
 
 
 RANGES = {
-    "heterogeneity": (0, 20), "risk": (0, 20), "case_mix": (0, 5), "alike": (0, 1), "signal": (0, 10),
+    "heterogeneity": (0, 20), "risk": (0, 20), "case_mix": (0, 5), "alike": (0, 1),
     "centers": (1, 100_000), "groups": (1, 1_000), "seed": (0, 2**63 - 1),
 }  # fmt: skip
+
+
+def check_ranges(name: str, knobs: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse a knob outside its range; unset knobs pass, NaN does not."""
+    for knob, (low, high) in ranges.items():
+        value = getattr(knobs, knob)
+        if value is not None and not low <= value <= high:
+            raise RequestError(f"{name}: {knob}={value} is out of range; choose {low} to {high}")
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,6 @@ class IcuSynthetic:
     centers, groups: how many centers, from how many care units.
     group_sizes: centers per care unit, if they are not to be equal.
     stays: stays in all centers together; unset, 309 per center as in the default federation.
-    signal: scale of the common risk against the unexplained; 1 is calibrated.
     seed: which federation of this kind.
     """
 
@@ -133,7 +140,6 @@ class IcuSynthetic:
     groups: int = 6
     group_sizes: tuple[int, ...] = ()
     stays: int | None = None
-    signal: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -184,7 +190,6 @@ class Population:
     comorbidity: Floats  # (n, 12) log-odds
     vitals: Floats  # (n, 7) shift of the mean in standard deviations
     categories: dict[str, Floats]  # (n, levels) log-shares
-    common: float  # scale of the risk that all share
     own: Floats  # (n, terms) weights of the center's own direct effects
 
 
@@ -309,7 +314,6 @@ def population_of(knobs: IcuSynthetic) -> Population:
         comorbidity=of_center("comorbidity"),
         vitals=of_center("vitals"),
         categories=categories,
-        common=RISK_SPREAD * knobs.signal,
         own=np.where(common[:, None], 0.0, own[risk_unit]),
     )
 
@@ -398,7 +402,7 @@ def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Flo
             (route - 0.1) / 0.9,
         ]
     )
-    risk = population.common * _common_risk(direct, z, age_z, sick) + np.einsum(
+    risk = RISK_SPREAD * _common_risk(direct, z, age_z, sick) + np.einsum(
         "rk,rk->r", direct, population.own[center]
     )
     severity = risk + _stream(seed, "unexplained").logistic(size=rows)

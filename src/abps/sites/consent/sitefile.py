@@ -150,13 +150,15 @@ class SiteFile:
                 "with; run `abps site init` and share the codebook again, or put the map back"
             )
         return own_table(
-            self.table, self.site, self.label, self.patient, self.time, self.drop, book, self.positive,
-            self.outcome, self.duration,
+            self.table, self.site, self.label, book, patient=self.patient, time=self.time, drop=self.drop,
+            positive=self.positive, outcome=self.outcome, duration=self.duration,
         )  # fmt: skip
 
     def labelled(self) -> EncodedLabel:
         """What the label is, and which of its values are the event."""
-        return own_outcome(self.table, self.label, self.positive, self.outcome, self.duration)
+        return own_outcome(
+            self.table, self.label, positive=self.positive, outcome=self.outcome, duration=self.duration
+        )
 
 
 def safe_name(study: str) -> str:

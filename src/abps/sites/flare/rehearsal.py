@@ -23,7 +23,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook
-from abps.data.synthetic.builtin import builtin_table
+from abps.data.synthetic import builtin_table
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement

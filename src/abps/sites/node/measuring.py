@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,15 +24,15 @@ from abps.core.streams import center_ids
 from abps.data.codebook import StatisticsSource
 from abps.data.federation import Federation
 from abps.data.harmonise import coarse_medians
-from abps.data.outcome import Outcome
+from abps.data.outcome import Outcome, as_plain
 from abps.data.prepare import numeric_rows
 from abps.data.scales import (
     PASSES,
     HistogramRefinement,
-    Statistics,
     outcome_columns,
     outcome_size,
     published_counts,
+    scales_from_json,
     scales_size,
     settle_from_histograms,
 )
@@ -73,27 +74,25 @@ def measuring_context(agreement: Agreement, job: str) -> str:
 def with_scales(agreement: Agreement, counted: Mapping[str, Any]) -> Agreement:
     """The study with what was counted; ``RequestError`` if that is not what it lacks."""
     try:
-        found = Statistics.from_json(counted["statistics"])
+        found = scales_from_json(counted["statistics"])
         outcome = Outcome.from_json(counted["outcome"]) if counted["outcome"] is not None else None
-        summarised = StatisticsSource.from_json(counted["summarised"])
+        summarised = msgspec.convert(counted["summarised"], StatisticsSource)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RequestError(f"the common scales that the relay names are none ({error!r})") from error
     book, lacking = agreement.book, set(agreement.uncounted)
     about = set(outcome_columns(book.outcome))
-    if set(found.scales) != lacking - about or (outcome is None) != (not about):
+    if set(found) != lacking - about or (outcome is None) != (not about):
         raise RequestError("the common scales that the relay names are of other columns than the study lacks")
     if summarised.seed != agreement.seed:
         raise RequestError("the common scales that the relay names are of another seed")
-    known = {} if book.statistics is None else dict(book.statistics.scales)
-    scales = {
-        name: (known | dict(found.scales))[name] for name in book.numbers if name in known or name in lacking
-    }
+    known = book.statistics or {}
+    scales = {name: {**known, **found}[name] for name in book.numbers if name in known or name in lacking}
     if outcome is not None:
         settled = replace(
             book.outcome, grid=outcome.grid, hazards=outcome.hazards, level=outcome.level, scale=outcome.scale
         )
         book = replace(book, outcome=settled)
-    made = replace(agreement, book=replace(book, statistics=Statistics(scales), statistics_source=summarised))
+    made = replace(agreement, book=replace(book, statistics=scales, statistics_source=summarised))
     if made.uncounted:
         raise RequestError("the common scales that the relay names are not all that the study lacks")
     return made
@@ -153,9 +152,9 @@ class Tally:
         back = scales_size(len(numbers)) + (0 if outcome is None else outcome_size(outcome))
         spent = {name: each + back for name, each in sorted(self.spent.items())}
         return {
-            "statistics": Statistics(scales).to_json(),
+            "statistics": as_plain(scales),
             "outcome": None if outcome is None else outcome.to_json(),
-            "summarised": StatisticsSource(self.agreement.seed, spent).to_json(),
+            "summarised": as_plain(StatisticsSource(self.agreement.seed, spent)),
         }
 
 
