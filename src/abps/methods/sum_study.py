@@ -194,7 +194,7 @@ class TableOneStudy(SumStudy):
 
         assert data.book is not None
         levels = {**levels_of(data.book), "outcome": ("1",)}
-        scales = {} if data.book.statistics is None else data.book.statistics.scales
+        scales = data.book.statistics or {}
         quantiles = {
             name: tuple(np.interp([0.25, 0.5, 0.75], PROBABILITIES, scale.quantiles))
             for name, scale in scales.items()
