@@ -147,7 +147,7 @@ def test_a_request_to_end_leaves_nothing_behind(tmp_path):
     assert not mine(out)
 
 
-def test_an_interrupt_while_a_process_starts_ends_it(tmp_path, monkeypatch):
+def test_an_interrupt_while_a_process_starts_ends_it_also_if_it_is_repeated(tmp_path, monkeypatch):
     begun = []
 
     class Interrupted(subprocess.Popen):
@@ -163,6 +163,14 @@ def test_an_interrupt_while_a_process_starts_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(on_one_machine.subprocess, "Popen", Interrupted)
     network = kits.Network(tmp_path / "relay", {"hospital": tmp_path}, tmp_path / "me", tmp_path / "all")
     processes = on_one_machine.Processes(network, 0)
+    stop = processes.stop
+
+    def asked_again() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        stop()
+
+    monkeypatch.setattr(processes, "stop", asked_again)
     with pytest.raises(KeyboardInterrupt), on_one_machine.running(processes):
         processes.start("hospital")
     assert begun and not any(psutil.pid_exists(process.pid) for process in begun)

@@ -184,15 +184,18 @@ def running(processes: Processes) -> Iterator[Processes]:
     def ended(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = None
+    before = {}
     with contextlib.suppress(ValueError):  # not in the main thread: nobody can send us a signal there
-        before = signal.signal(signal.SIGTERM, ended)
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, ended)
+        before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
     try:
         yield processes
     finally:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # a second request must not leave half of them running
         processes.stop()
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
