@@ -20,7 +20,7 @@ with a member can still change it.)
 
 With a threshold above two thirds of the members no two lists can both be signed by enough honest members, so
 a relay that shows different lists to different members gains nothing. Everybody may know the sum itself: with
-few members, or when all others collude, it reveals a single one. ``fewest`` bounds that.
+few members, or when all others collude, it reveals a single one.
 
 No key or mask depends on the study's seed, which all members know; the sum does not depend on any draw.
 """
@@ -54,13 +54,12 @@ class Group:
     """Who adds up what.
 
     members: all names, in one order.  context: study, round and purpose; masks of one sum fit no other.
-    identities: each member's key for signatures, known beforehand.  fewest: a sum of fewer is not opened.
+    identities: each member's key for signatures, known beforehand.
     """
 
     members: tuple[str, ...]
     context: str
     identities: Mapping[str, bytes]
-    fewest: int = 3
 
     def __post_init__(self) -> None:
         if len(self.members) < 3:
@@ -70,8 +69,8 @@ class Group:
 
     @property
     def threshold(self) -> int:
-        """How many must go on to the end: more than two thirds, and at least ``fewest``."""
-        return max(2 * len(self.members) // 3 + 1, self.fewest)
+        """How many must go on to the end: more than two thirds, which is at least three."""
+        return 2 * len(self.members) // 3 + 1
 
     def place(self, name: str) -> int:
         """A member's place, from 1."""
