@@ -3,7 +3,7 @@
     python benchmarks/flamby_heart.py HEART_DISEASE_DIR --published FLAMBY_RESULTS_DIR
 
 HEART_DISEASE_DIR holds the four ``processed.*.data`` of UCI; FLAMBY_RESULTS_DIR FLamby's own result files,
-``heart_seed42.csv`` to ``heart_seed46.csv``. Prints accuracies for docs/flamby.md.
+``heart_seed42.csv`` to ``heart_seed46.csv``. Prints accuracies for docs/external-checks.md.
 
 FLamby's settings: ten columns without gaps, chest pain and electrocardiogram as levels, each center
 standardised by its own training rows, 34 % of rows for test (stratified, one fixed draw); logistic
