@@ -158,7 +158,7 @@ def test_folds_and_references_on_the_command_line(capsys, tmp_path):
     )  # fmt: skip
     assert code == 0, err
     content = json.loads(out)
-    assert content["runs"]["computed"] == 6
+    assert content["runs"]["computed"] == 4
     assert {"local", "local-best", "pooled-best", "glm-exact"} <= {
         line["method"] for line in content["data"][0]["methods"]
     }

@@ -48,7 +48,7 @@ def test_ten_kills_leave_the_same_tables(tmp_path):
     assert told["finished"] == sorted(told["finished"]), told
     assert told["finished"][0] < 6 == told["finished"][-1], told  # some in the midst, some in the report
     whole, killed = written(tmp_path / "whole"), written(tmp_path / "killed")
-    assert whole.keys() == killed.keys() and len(whole) >= 20
+    assert whole.keys() == killed.keys() and len(whole) >= 10
     assert [name for name in whole if whole[name] != killed[name]] == []
     leftovers = [p for p in (tmp_path / "killed").rglob("*") if p.name.endswith(".part")]
     assert not leftovers and not (tmp_path / "killed" / "cache").exists()
