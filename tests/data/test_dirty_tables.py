@@ -297,3 +297,66 @@ def test_the_columns_that_a_file_lacks_are_asked_for_by_name(tmp_path):
 
     with pytest.raises(RequestError, match="name its columns with center=COL; the table has y, h, x"):
         load_file(csv(tmp_path, "\n".join(LINES)), Roles("y", ""))
+
+
+def stays(rows: int = 120) -> dict[str, list]:
+    """Two hospitals, a label of 0 and 1, and one column to learn from."""
+    rng = np.random.default_rng(3)
+    return {
+        "hospital": ["East", "West"] * (rows // 2),
+        "died": [k % 5 == 0 for k in range(rows)],
+        "age": rng.normal(65, 10, rows).round(1).tolist(),
+    }
+
+
+def written(path, columns, above=""):
+    """A CSV file of columns, with lines above its header."""
+    path.write_text(above + pl.DataFrame(columns).with_columns(pl.col("died").cast(pl.String)).write_csv())
+    return path
+
+
+@pytest.mark.parametrize(("role", "gap"), [("label", "died"), ("center", "hospital")])
+def test_a_gap_is_named_by_its_line_in_the_file(tmp_path, role, gap):
+    columns = stays()
+    columns[gap][7] = None
+    path = written(tmp_path / "t.csv", columns, "Export of the ward,,\nmade in May,,\n")
+    with pytest.raises(
+        RequestError, match=rf"the {role} '{gap}' is missing in 1 row\(s\), first in line 11;"
+    ):
+        read_table(path, "died", "hospital")
+
+
+def test_a_row_of_totals_is_named_by_its_line(tmp_path):
+    columns = stays()
+    columns["died"] = [str(int(d)) for d in columns["died"]]
+    columns = {name: [*values, last] for (name, values), last in zip(columns.items(), ("East", "24", 65.0))}
+    says = r"1 row\(s\) have neither '0' nor '1', such as line 122 with '24'; correct or remove these rows"
+    with pytest.raises(RequestError, match=says):
+        read_table(written(tmp_path / "t.csv", columns), "died", "hospital")
+    columns["died"] = [["none", "some", "severe"][k % 3] for k in range(121)]
+    with pytest.raises(RequestError, match="choose outcome=classes"):
+        read_table(written(tmp_path / "t.csv", columns), "died", "hospital")
+
+
+def test_dates_in_several_formats_are_one_column(tmp_path):
+    days = [datetime.date(2021, 1, 1) + datetime.timedelta(3 * k) for k in range(120)]
+    forms = ("%d.%m.%Y", "%Y-%m-%d", "%m/%d/%Y")
+    columns = {**stays(), "admitted": [day.strftime(forms[k % 3]) for k, day in enumerate(days)]}
+    path = written(tmp_path / "t.csv", columns)
+    found = read_table(path, "died", "hospital", time="admitted")
+    assert np.allclose(found.time, [day.year + (day.timetuple().tm_yday - 1) / 365 for day in days])
+    assert [w for w in found.notes.warnings if "dates in 3 formats ('01.01.2021' and '2021-01-04' and" in w]
+    columns["admitted"][5] = "2021-13-45"
+    path = written(tmp_path / "t.csv", columns)
+    with pytest.raises(
+        RequestError, match=r"'admitted' holds '2021-13-45', which is neither a date nor a nu"
+    ):
+        read_table(path, "died", "hospital", time="admitted")
+
+
+def test_hospitals_that_differ_in_an_accent_are_asked_about(tmp_path):
+    columns = stays(400)
+    columns["hospital"] = [["Charité", "CHARITE", "uni-köln", "Uni Köln"][k % 4] for k in range(400)]
+    columns["died"] = [k % 7 < 2 for k in range(400)]
+    warnings = read_table(written(tmp_path / "t.csv", columns), "died", "hospital").notes.warnings
+    assert len(warnings) == 2 and all("differ in accents or punctuation only" in w for w in warnings)

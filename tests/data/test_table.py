@@ -135,7 +135,7 @@ def test_numbers_are_standardised_by_each_center():
     ],
 )
 def test_labels_of_two_values(values, positives):
-    assert binary_label(pl.Series("y", values), "y").values.tolist() == positives
+    assert binary_label(pl.Series("y", values)).values.tolist() == positives
 
 
 def csv(tmp_path, text):

@@ -118,7 +118,8 @@ def _lines(notes: TableCheck, outcome: str) -> Iterator[tuple[str, str]]:
     yield f"label {notes.label}: " + (f"{event}{kind}" if notes.positive else f"outcome {outcome}"), ""
     types = Counter(c.type for c in notes.columns if c.used)
     used = ", ".join(f"{n} {kind}" for kind, n in types.most_common())
-    yield f"predictors: {types.total()} columns ({used}); {len(notes.unused)} columns are not used", ""
+    unused = f"{len(notes.unused)} {'column is' if len(notes.unused) == 1 else 'columns are'} not used"
+    yield f"predictors: {types.total()} columns ({used}); {unused}", ""
     silent = [sentence.replace(": not used,", ":") for sentence in notes.remarks[len(notes.warnings) :]]
     rules = [f"rule: {RULES[rule]}" for rule in dict.fromkeys(r.rule for r in notes.repairs)]
     if not notes.warnings:

@@ -300,8 +300,11 @@ class EncodedLabel:
         return int(self.outcome.events(self.values).sum())
 
 
-def encode_label(frame: pl.DataFrame, roles: Roles) -> EncodedLabel:
-    """The outcome of a table: the one requested, survival where a duration is named, else binary."""
+def encode_label(frame: pl.DataFrame, roles: Roles, first_line: int = 2) -> EncodedLabel:
+    """The outcome of a table: the one requested, survival where a duration is named, else binary.
+
+    first_line: of the file, the line of the first row.
+    """
     asked = parse_outcome(roles.outcome or ("survival" if roles.duration else "binary"))
     if roles.duration and asked.kind != "survival":
         raise RequestError(
@@ -313,22 +316,26 @@ def encode_label(frame: pl.DataFrame, roles: Roles) -> EncodedLabel:
             f"positive={roles.positive!r}: an outcome of {asked.kind} has no event; leave it out"
         )
     column = frame[roles.label]
+    require_complete(column, "label", first_line)
     if asked.kind == "classes":
-        return _classes(column, roles.label, asked)
+        return _classes(column, asked)
     if asked.kind == "continuous":
-        return EncodedLabel(_numbers(column, roles.label, "label"), asked)
+        return EncodedLabel(_numbers(column, "label", first_line), asked)
     if asked.kind == "survival":
-        return _survival(frame, roles, asked)
-    return binary_label(column, roles.label, roles.positive)
+        return _survival(frame, roles, asked, first_line)
+    return binary_label(column, roles.positive, first_line)
 
 
-def binary_label(column: pl.Series, name: str, positive: str | None = None) -> EncodedLabel:
+def binary_label(column: pl.Series, positive: str | None = None, first_line: int = 2) -> EncodedLabel:
     """0 or 1 from a column with two values.
 
     positive: the value of the event. Default: the value that says yes (1, true, yes, died), else the larger
     number, else the later in the alphabet.
     """
-    _require_complete(column, name, "label")
+    name = column.name
+    require_complete(column, "label", first_line)
+    if column.dtype.is_float() and (column % 1 == 0).all():
+        column = column.cast(pl.Int64)  # as spreadsheets have whole numbers
     lowered = column.cast(pl.String).str.strip_chars().str.to_lowercase()
     values = sorted(lowered.unique().to_list())
     events = {value for value in values if value in YES}
@@ -338,11 +345,7 @@ def binary_label(column: pl.Series, name: str, positive: str | None = None) -> E
     doubt = ""
     if not (events and others and events | others == set(values)):
         if len(values) != 2:
-            shown = ", ".join(repr(v) for v in values[:5])
-            raise RequestError(
-                f"the label {name!r} has {len(values)} value(s) ({shown}{', …' if len(values) > 5 else ''}); "
-                "a binary label has two; choose outcome=classes or outcome=continuous for other labels"
-            )
+            raise RequestError(_not_binary(lowered, first_line))
         try:
             event = max(values, key=float)
         except ValueError:
@@ -366,6 +369,22 @@ def binary_label(column: pl.Series, name: str, positive: str | None = None) -> E
         tuple(sorted(events)),
         tuple(sorted(others)),
     )
+
+
+def _not_binary(label: pl.Series, first_line: int) -> str:
+    """What is wrong with a label that has not two values; and where the few rows are that have others."""
+    counts = label.alias("value").value_counts(sort=True)
+    values, rows = counts["value"].to_list(), counts["count"].to_list()
+    shown = ", ".join(repr(v) for v in sorted(values)[:5]) + (", …" if len(values) > 5 else "")
+    what = f"the label {label.name!r} has {len(values)} value(s) ({shown}); a binary label has two"
+    few = sum(rows[2:])
+    if 0 < few <= 0.01 * len(label):
+        line = first_line + int((label == values[2]).arg_max() or 0)
+        return (
+            f"{what}; {few} row(s) have neither {values[0]!r} nor {values[1]!r}, such as line {line} with "
+            f"{values[2]!r}; correct or remove these rows"
+        )
+    return f"{what}; choose outcome=classes or outcome=continuous for other labels"
 
 
 def _chosen_event(name: str, values: list[str], positive: str) -> tuple[set[str], set[str]]:
@@ -411,20 +430,20 @@ def class_order(names: Iterable[str]) -> list[str]:
         return found
 
 
-def _classes(column: pl.Series, name: str, asked: Outcome) -> EncodedLabel:
-    _require_complete(column, name, "label")
+def _classes(column: pl.Series, asked: Outcome) -> EncodedLabel:
     text = column.cast(pl.String).str.strip_chars()
     names = class_order(text.unique().to_list())
     if not 2 <= len(names) <= MOST_CLASSES:
         raise RequestError(
-            f"the label {name!r} has {len(names)} value(s); an outcome of classes has 2 to {MOST_CLASSES}"
+            f"the label {column.name!r} has {len(names)} value(s); an outcome of classes has 2 to "
+            f"{MOST_CLASSES}"
         )
     code = {level: k for k, level in enumerate(names)}
     values = text.replace_strict(code, return_dtype=pl.Int64).to_numpy().astype(np.float32)
     return EncodedLabel(values, replace(asked, names=tuple(names)))
 
 
-def _survival(frame: pl.DataFrame, roles: Roles, asked: Outcome) -> EncodedLabel:
+def _survival(frame: pl.DataFrame, roles: Roles, asked: Outcome, first_line: int) -> EncodedLabel:
     if not roles.duration:
         raise RequestError("outcome=survival needs the time to the event: name its column with duration=COL")
     column = frame[roles.label]
@@ -434,40 +453,41 @@ def _survival(frame: pl.DataFrame, roles: Roles, asked: Outcome) -> EncodedLabel
             f"the label {roles.label!r} has the one value {lowered[0]!r}: all censored, or all with the "
             "event; survival needs both"
         )
-    event = binary_label(column, roles.label, roles.positive)
-    time = _numbers(frame[roles.duration], roles.duration, "duration")
+    event = binary_label(column, roles.positive, first_line)
+    time = _numbers(frame[roles.duration], "duration", first_line)
     if (time < 0).any():
         first = int(np.flatnonzero(time < 0)[0])
         raise RequestError(
             f"the duration {roles.duration!r} is negative in {int((time < 0).sum())} row(s), first in line "
-            f"{first + 2} ({time[first]:g}); correct or remove these rows"
+            f"{first + first_line} ({time[first]:g}); correct or remove these rows"
         )
     # A row censored at time 0 is -0.0.
     return replace(event, values=np.where(event.values > 0, time, -time), outcome=asked)
 
 
-def _numbers(column: pl.Series, name: str, role: str) -> NDArray[np.float32]:
-    _require_complete(column, name, role)
+def _numbers(column: pl.Series, role: str, first_line: int) -> NDArray[np.float32]:
+    require_complete(column, role, first_line)
     numbers = column.cast(pl.Float64, strict=False)
     bad = numbers.is_null() | numbers.is_infinite().fill_null(False)
     if bad.any():
         first = int(bad.arg_max() or 0)
         raise RequestError(
-            f"the {role} {name!r} holds {column[first]!r} in line {first + 2}, which is no number; correct it"
+            f"the {role} {column.name!r} holds {column[first]!r} in line {first + first_line}, which is no "
+            "number; correct it"
         )
     return numbers.to_numpy().astype(np.float32)
 
 
-def _require_complete(column: pl.Series, name: str, role: str) -> None:
-    """Refuse gaps: a row without an outcome is an error, not a silent loss."""
+def require_complete(column: pl.Series, role: str, first_line: int = 2) -> None:
+    """Refuse gaps: a row without an outcome or a center is an error, not a silent loss."""
     missing = column.is_null()
     if column.dtype.is_float():
         missing = missing | column.is_nan()
     if missing.any():
         first = int(missing.arg_max() or 0)
         raise RequestError(
-            f"the {role} {name!r} is missing in {int(missing.sum())} row(s), first in line {first + 2}; "
-            "remove these rows or fill them in"
+            f"the {role} {column.name!r} is missing in {int(missing.sum())} row(s), first in line "
+            f"{first + first_line}; remove these rows or fill them in"
         )
 
 

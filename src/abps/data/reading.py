@@ -48,11 +48,15 @@ _EXCEL_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A file's cells, the form it was found in, and what is worth a warning about it."""
+    """A file's cells, the form it was found in, and what is worth a warning about it.
+
+    first_line: of the file, the line of the first row.
+    """
 
     frame: pl.DataFrame
     form: str
     warnings: tuple[str, ...] = ()
+    first_line: int = 2
 
 
 def read_raw(path: Path) -> RawTable:
@@ -114,7 +118,7 @@ def _excel(path: Path) -> RawTable:
     if len(book.sheet_names) > 1:
         others = ", ".join(repr(name) for name in book.sheet_names[1:4])
         warnings += (f"{path.name}: only the first sheet {sheet!r} is read, not {others}",)
-    return RawTable(frame, f"Excel, sheet {sheet!r}", warnings)
+    return RawTable(frame, f"Excel, sheet {sheet!r}", warnings, header + 2)
 
 
 def _text(path: Path) -> RawTable:
@@ -144,8 +148,9 @@ def _text(path: Path) -> RawTable:
         content, separator=separator, infer_schema_length=None, null_values=list(GAPS), try_parse_dates=True
     )
     form = f"text, separated by {SEPARATORS[separator]}, {_SHOWN.get(encoding, encoding.upper())}"
-    warnings = _title_warning(path, [line.decode("utf-8", "replace").strip() for line in shown])
-    return RawTable(frame, form + ", gzip" * packed, warnings)
+    around = " \t\r" + separator
+    warnings = _title_warning(path, [line.decode("utf-8", "replace").strip(around) for line in shown])
+    return RawTable(frame, form + ", gzip" * packed, warnings, skipped + titles + 2)
 
 
 def _header_row(rows: Sequence[Sequence[str]]) -> int:

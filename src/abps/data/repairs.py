@@ -36,7 +36,7 @@ RULES: Mapping[str, str] = {
     "sentinel": "a number that stands for missing (-999, 9999) is missing",
     "spelling": "spellings of one level (case, spaces) are merged into the most frequent",
     "synonym": "synonyms (male and M, yes and Y) are merged into the most frequent",
-    "date": "text that holds dates of one format is read as dates",
+    "date": "text that holds dates is read as dates",
 }
 
 #: Words for missing; only where the other cells are numbers, since "none" may be an answer elsewhere.
@@ -70,7 +70,10 @@ _ENGLISH = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _CONTINENTAL = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+|[-+]?\d{1,3}(?:\.\d{3}){2,}")
 _SPACED = re.compile(r"[-+]?\d{1,3}(?:['’ \u00a0\u202f]\d{3})+(?:[.,]\d+)?")
 
-_DATES = ("%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d-%b-%Y", "%Y%m%d")
+#: So many formats of dates may stand in one column.
+MANY_FORMATS = 4
+
+_DATES = ("%Y-%m-%d", "%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d-%b-%Y", "%Y%m%d")
 _MOMENTS = (
     "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M:%S",
     "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M",
@@ -289,7 +292,10 @@ def _notation(name: str, numbers: Mapping[str, int]) -> tuple[Callable[[str], fl
         thousands = len(unclear) < len(numbers)
     if unclear and not clear_decimal and not clear_thousands:
         meant = f"{1000 * _with_point(unclear[0]):g}" if thousands else f"{_with_point(unclear[0]):g}"
-        doubts = (f"{name!r}: {unclear[0]!r} may mean thousands or decimals; it is read as {meant}",)
+        doubts = (
+            f"{name!r}: {unclear[0]!r} may mean thousands or decimals; it is read as {meant}; if that is "
+            "wrong, write it without the comma",
+        )
 
     def decode(text: str) -> float | None:
         if _PLAIN.fullmatch(text):
@@ -308,26 +314,62 @@ def _notation(name: str, numbers: Mapping[str, int]) -> tuple[Callable[[str], fl
 
 
 def _dates(text: pl.Series) -> RepairResult | None:
-    """A column of text as dates, if all known cells have one and the same form; None if not."""
+    """A column of text as dates, if all known cells are; None if not.
+
+    Cells of one shape (digits apart) have one format. A few shapes may stand in a column.
+    """
     known = text.drop_nulls()
     first = known[0] if len(known) else ""
     if not any(c.isdigit() for c in first) or len(first) < 8:
         return None
+    shapes = text.str.replace_all(r"\d+", "0")
+    values: pl.Series | None = None
+    doubts: list[str] = []
+    examples: list[tuple[str, str]] = []
+    for shape in shapes.drop_nulls().unique(maintain_order=True).head(MANY_FORMATS + 1).to_list():
+        found = _dates_of(text.set((shapes != shape).fill_null(True), None), examples)
+        if found is None or len(examples) > MANY_FORMATS:
+            return None
+        part, doubt = found
+        if values is not None and values.dtype != part.dtype:  # days among moments
+            values, part = values.cast(pl.Datetime("us")), part.cast(pl.Datetime("us"))
+        values = part if values is None else values.zip_with(values.is_not_null(), part)
+        doubts += [doubt] if doubt else []
+    assert values is not None
+    if len(examples) > 1:
+        shown = " and ".join(repr(before) for before, _ in examples)
+        doubts.insert(
+            0, f"{text.name!r}: dates in {len(examples)} formats ({shown}); each is read by its own"
+        )
+    return RepairResult(values, (Repair(text.name, "date", len(known), tuple(examples)),), tuple(doubts))
+
+
+def _dates_of(text: pl.Series, examples: list[tuple[str, str]]) -> tuple[pl.Series, str] | None:
+    """Cells of one shape as moments, and what is doubtful about them; adds an example of what was read."""
+    known = text.drop_nulls()
     for forms, kind in ((_MOMENTS, pl.Datetime("us")), (_DATES, pl.Date())):
         fitting = [form for form in forms if known.str.strptime(kind, form, strict=False).null_count() == 0]
         if not fitting:
             continue
         values = text.str.strptime(kind, fitting[0], strict=False)
-        doubts: tuple[str, ...] = ()
+        doubt, first = "", str(known[0])
         if any(not text.str.strptime(kind, other, strict=False).equals(values) for other in fitting[1:]):
-            doubts = (
+            doubt = (
                 f"{text.name!r}: the dates may be day/month or month/day ({first!r}); they are read as "
-                f"{fitting[0].replace('%', '')}",
+                f"{fitting[0].replace('%', '')}"
             )
-        return RepairResult(
-            values, (Repair(text.name, "date", len(known), ((first, str(values.drop_nulls()[0])),)),), doubts
-        )
+        examples.append((first, str(values.drop_nulls()[0])))
+        return values, doubt
     return None
+
+
+def not_a_date(text: pl.Series) -> str:
+    """The first known cell that is a date in no format that we know, or else the first."""
+    known = text.drop_nulls()
+    for form in (*_MOMENTS, *_DATES):
+        rest = known.filter(known.str.strptime(pl.Datetime("us"), form, strict=False).is_null())
+        known = rest if len(rest) else known
+    return str(known[0])
 
 
 def _folded(level: str) -> str:

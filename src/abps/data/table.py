@@ -32,9 +32,9 @@ from abps.core.errors import DataWarning, RequestError, nearest
 from abps.data.codebook import Codebook, is_binary, typed
 from abps.data.federation import ColumnCheck, Federation, LeftOut, TableCheck, warn_about
 from abps.data.harmonise import read_harmonised
-from abps.data.outcome import FEWEST, EncodedLabel, align_label, encode_label
+from abps.data.outcome import FEWEST, EncodedLabel, align_label, encode_label, require_complete
 from abps.data.reading import GAPS, RawTable, column_of, frame_of, free_name, has_parts, stack
-from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column, to_levels
+from abps.data.repairs import Repair, RepairResult, merge_spellings, not_a_date, repair_column, to_levels
 from abps.data.roles import RoleOptions, Roles, completed, normalise
 from abps.data.screening import (
     ColumnFinding,
@@ -133,7 +133,9 @@ class _Repaired:
 def _repaired(raw: RawTable, roles: Roles) -> _Repaired:
     roles = resolve(raw.frame, roles)
     frame, repairs, doubts = repair_table(raw.frame, roles)
-    label = encode_label(frame, roles)
+    label = encode_label(frame, roles, raw.first_line)
+    if roles.center:
+        require_complete(frame[roles.center], "center", raw.first_line)
     doubt = [label.doubt] if label.doubt else []
     return _Repaired(roles, frame, label, tuple(repairs), (*raw.warnings, *doubt, *doubts))
 
@@ -271,7 +273,7 @@ def _assemble(
     """
     if min_stays < 1:
         raise RequestError(f"min_stays={min_stays}: choose at least 1")
-    centers_of = center_names(frame[roles.center], roles.center)
+    centers_of = center_names(frame[roles.center])
     kept, left_out = _who_takes_part(centers_of, label, min_stays)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
@@ -296,7 +298,7 @@ def _assemble(
         columns=_column_checks(whole, roles, features, reasons),
         centers=centers,
         left_out=tuple(left_out),
-        warnings=tuple(center_warnings(features, owner, centers)),
+        warnings=(*_alike(centers), *center_warnings(features, owner, centers)),
     )
     # What is not learned from and shows neither identity nor outcome is kept for subgroups.
     shown = {roles.label, roles.duration, roles.center, roles.patient, roles.time, *features.columns}
@@ -371,6 +373,19 @@ def _too_few_centers(name: str, column: str, able: Sequence[str], left_out: Sequ
     )
 
 
+def _alike(centers: Sequence[str]) -> list[str]:
+    """A warning for hospitals whose names differ in accents, case or punctuation only."""
+    same: dict[str, list[str]] = {}
+    for center in centers:
+        same.setdefault(normalise(center), []).append(center)
+    return [
+        f"the hospitals {' and '.join(map(repr, names))} differ in accents or punctuation only; if they are "
+        "one, write them alike"
+        for key, names in same.items()
+        if key and len(names) > 1
+    ]
+
+
 def _column_checks(
     frame: pl.DataFrame, roles: Roles, features: pl.DataFrame, reasons: Mapping[str, str]
 ) -> tuple[ColumnCheck, ...]:
@@ -400,14 +415,10 @@ def _type_name(column: pl.Series) -> str:
     return "category" if column.dtype in (pl.String, pl.Categorical, pl.Enum) else "other"
 
 
-def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
+def center_names(column: pl.Series) -> NDArray[np.str_]:
     """(rows,) the center of every row as text."""
-    if column.null_count():
-        first = int(column.is_null().arg_max() or 0)
-        raise RequestError(
-            f"the center {name!r} is missing in {column.null_count()} row(s), first in line {first + 2}; "
-            "remove these rows or fill them in"
-        )
+    require_complete(column, "center")
+    name = column.name
     text = column.cast(pl.String).str.strip_chars()
     bad = text.filter(text.str.contains(r"[\x00-\x1f\x7f]"))
     if len(bad):
@@ -483,8 +494,8 @@ def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
         years = column.cast(pl.Float64, strict=False)
         if years.null_count() > column.null_count():
             raise RequestError(
-                f"the time column {name!r} holds text that is neither a date nor a number; "
-                "fix it or leave time out"
+                f"the time column {name!r} holds {not_a_date(column)!r}, which is neither a date nor a "
+                "number; correct it, or leave time out"
             )
     if years.null_count() == len(years):
         raise RequestError(f"the time column {name!r} has no values; leave time out")
