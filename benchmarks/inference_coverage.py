@@ -35,8 +35,9 @@ from abps.evaluate.verdicts import HospitalVerdict, alpha_at_look, hospital_verd
 
 FOLDS = 5
 
-#: Further patients of a hospital that decide the true AUROC of a logistic model.
-FRESH = 1500
+#: Further patients of a hospital that decide its expected AUROC, and that of the models at hand,
+#: where the sign of a small gain counts.
+FRESH, MANY = 1500, 12000
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,7 @@ def draw_logit(rng, world):
     fold = folds_of(rng, center, y_rows, person, world.repeats)
     wide = np.full((world.repeats, *there.shape), -1)
     wide[:, there] = fold
-    far = logit_rows(rng, beta, FRESH, p)
+    far = logit_rows(rng, beta, MANY, p)
     scores, here = [[], []], []
     for r in range(world.repeats):
         got = np.empty((2, *there.shape))

@@ -141,7 +141,7 @@ def test_an_audit_becomes_a_part_of_the_study_s_report(tmp_path, capsys):
         fed, ["random-k1"], (3,), rounds=2, settings=private, out=root, references=False, folds=1
     ).report()
     page = root / "report.html"
-    assert "abps audit-privacy" in page.read_text() and "What was spent" in page.read_text()
+    assert "abps audit-privacy" in page.read_text() and "ε computed again" in page.read_text()
     assert status(["audit-privacy", str(root), "--rounds", "3"]) == 2
     assert "ran for 2 rounds" in capsys.readouterr().err and not (root / INFERRED).exists()
     assert status(["audit-privacy", str(root), "--method", "local"]) == 2
