@@ -64,7 +64,7 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "choice": (abps_plus, "choose_clusters", lambda state, local, means: state),
     "return": (plus_own, "cluster_gains", lambda state, local: np.zeros(len(state.models))),
     "clean-start": (abps_plus, "without_pair_effects", lambda state, local: state),
-    "squares": (plus_filter, "LONGEST_SQUARES", np.inf),
+    "squares": (plus_filter, "LONGEST_SQUARES", 1e9),
 }
 
 MEASURES = ("auroc", "log_loss", "slope", "all_vs_fedavg", "exchanges")
