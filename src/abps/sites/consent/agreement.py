@@ -70,7 +70,8 @@ class Agreement:
             words += value.replace("+", ",").split(",") if isinstance(value, str) else []
         for word in words:
             for door in (METHODS, CODECS, GOALS):
-                if ":" in word or (word not in door.builtin and word in door.others()):
+                # In this order: what is built in comprises the laboratory, which no site loads.
+                if ":" in word or (word in door.others() and word not in door.builtin):
                     yield word if ":" in word else door.others()[word]
 
     def configured(self) -> Method:
