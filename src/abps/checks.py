@@ -30,6 +30,7 @@ from abps.engine.simulate import simulate
 from abps.methods.base import Context, Method
 from abps.methods.settings import names, with_settings
 from abps.methods.state_bytes import freeze, thaw
+from abps.methods.sum_study import SumStudy
 from abps.models.learners import learner_for
 from abps.registry import first_line
 
@@ -264,4 +265,9 @@ def check_method(
 
 def quick_check(config: Method, name: str = "") -> None:
     """The cheap checks: two short runs."""
+    if isinstance(config, SumStudy):
+        raise RequestError(
+            f"{name!r} makes statistics between sites and trains no model; on one table use abps regress, "
+            "abps table-one or abps evaluate"
+        )
     check_method(config, only=QUICK, name=name)

@@ -18,8 +18,10 @@ from lifelines import CoxPHFitter
 from scipy import integrate, optimize, stats
 from statsmodels.stats.meta_analysis import combine_effects
 
+from abps.checks import quick_check
 from abps.core.errors import RequestError
 from abps.evaluate.calibration import restricted_cubic
+from abps.methods.catalog import find
 from abps.report.pages.effects_page import effects_page
 from abps.statistics.design import agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, HospitalRows, normal_intercepts
@@ -482,6 +484,12 @@ def test_the_command(tmp_path):
         [sys.executable, "-m", "abps", *words, "--columns", "agee"], capture_output=True, text=True
     )
     assert wrong.returncode == 2 and "agee" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_statistics_between_sites_are_no_methods_of_a_simulation():
+    for name in ("regression", "table-one", "evaluation"):
+        with pytest.raises(RequestError, match="makes statistics between sites and trains no model"):
+            quick_check(find(name), name)
 
 
 def test_the_guide_shows_what_the_commands_print(data):
