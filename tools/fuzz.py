@@ -36,7 +36,7 @@ from abps.data.table import read_table
 from abps.engine.result import load_run
 from abps.methods.references import RegressionMemory
 from abps.methods.state_bytes import StateError, freeze, thaw
-from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed
+from abps.privacy.budget import Account, PrivacyLedger, Release, recount
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, SignedProposal
@@ -435,7 +435,7 @@ def targets(place: Path) -> list[Target]:
         ),
         Target("sitefiles", (_bytes(own),), files.site, (RequestError,), 1, bent_json),
         Target("states", (remembered,), lambda d: thaw(RegressionMemory, d), (StateError,), 2),
-        Target("ledgers", (_bytes(ledger),), _json(recomputed), (RequestError,), 1, bent_json),
+        Target("ledgers", (_bytes(ledger),), _json(recount), (RequestError,), 1, bent_json),
         Target("answers", (_bytes(hello), _bytes(sums)), _json(_answered), (), 3, bent_json),
         Target("results", (_bytes(_result()),), files.result, (RequestError,), 0.6, bent_json),
         Target(
