@@ -249,9 +249,8 @@ def _answered(value: Any) -> object:
         commands.check_all({"x": value}, check)
         for check in (
             lambda v: commands.hello(v, 50),
-            lambda v: commands.frames(v, 1),
+            lambda v: commands.whole(v, 0, 5),
             commands.progress,
-            commands.score,
             lambda v: commands.concluded(v, 5),
             masking.introduced,
         )
