@@ -252,7 +252,7 @@ def _answered(value: Any) -> object:
             lambda v: commands.whole(v, 0, 5),
             commands.progress,
             lambda v: commands.concluded(v, 5),
-            masking.introduced,
+            masking.three_parts,
         )
     ]
 
