@@ -89,8 +89,10 @@ def test_a_study_that_may_not_be_read_is_not_called_damaged_and_stays(tmp_path, 
 
 
 STANDING = """
-import sys, tempfile, time
+import signal, sys, tempfile, time
 from abps.cli import main
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 
 def stand(*_):
     with tempfile.TemporaryDirectory(dir=sys.argv.pop(), prefix="rows-"):

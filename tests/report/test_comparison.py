@@ -92,14 +92,14 @@ def test_other_processes_compute_the_same(federation, tmp_path):
 
 
 def test_folds_are_the_default_and_the_paper_keeps_its_split(federation):
-    plan = make_plan(Request((Source("a"),), ("local",), (11,)), ("local",), given=(federation,))
+    plan = make_plan(Request((Source("a"),), ("local",), (11,)), given=(federation,))
     assert {run.folds for run in plan.runs} == {5}
-    paper = Request((Source("a"),), expand_methods(["paper"]), (11,))
-    assert {run.folds for run in make_plan(paper, ("paper",), given=(federation,)).runs} == {None}
+    paper = Request((Source("a"),), expand_methods(["paper"]), (11,), words=("paper",))
+    assert {run.folds for run in make_plan(paper, given=(federation,)).runs} == {None}
     once = Request((Source("a"),), ("local",), (11,), folds=1)
-    assert {run.folds for run in make_plan(once, ("local",), given=(federation,)).runs} == {None}
+    assert {run.folds for run in make_plan(once, given=(federation,)).runs} == {None}
     attacked = Request((Source("a"),), ("fedavg",), (11,), attack="sign-flip:share=0.2")
-    assert {run.folds for run in make_plan(attacked, ("fedavg",), given=(federation,)).runs} == {None}
+    assert {run.folds for run in make_plan(attacked, given=(federation,)).runs} == {None}
 
 
 def test_several_federations_and_a_model(federation):

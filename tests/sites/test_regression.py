@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.engine.simulate import simulate
 from abps.methods.leaving import leaving
-from abps.methods.references import GlmExact, told_rows
+from abps.methods.references import GlmExact
 from abps.models.glm import message
 from abps.models.models import layout_of
 from abps.sites.consent.sitefile import Policy
@@ -98,7 +99,7 @@ def test_a_site_that_falls_away_is_waited_for(four, tmp_path):
 def test_no_small_cell_is_in_the_sums(six):
     """With a floor, sums are those of rows with zeros where a yes/no column has a small cell."""
     data = prepare(six.together, 11, standardise="own", min_cell=10)
-    train, few = told_rows(data)
+    train, few = GlmExact().derived(SimpleNamespace(data=data))
     w = np.zeros(1 + data.width)
     plain, told = message(data.train, w), message(train, w)
     hidden = 0

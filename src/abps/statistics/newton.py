@@ -42,7 +42,7 @@ from abps.statistics.heterogeneity import EffectHeterogeneity, dersimonian_laird
 #: square. Standard errors are those before this step; with random intercepts they are carried over it, and
 #: were within 1.1e-3 (mostly 1e-4) of those of a fit to 1e-6 in 90 made federations.
 MOST_ROUNDS: Final = 25
-TOLERANCE: Final = 2e-5
+TOLERANCE: Final = 1e-5
 RANDOM_TOLERANCE: Final = 7e-3
 
 #: The last step but one is mostly below this times the root of the tolerance; and the step, in standard

@@ -198,7 +198,9 @@ class SumSteps:
             Command.SUM_MEET: self.masking.meet,
             Command.SUM_KEYS: self.keys,
             Command.SUM_SHARES: self.masking.shares,
-            Command.SUM_MASKED: lambda number, parcels: self.masked(number, parcels[self.masking.name]),
+            Command.SUM_MASKED: lambda number, parcels: self.masked(
+                number, parcels.get(self.masking.name, {})
+            ),
             Command.SUM_PRESENT: self.present,
             Command.SUM_OPEN: self.open,
         }
