@@ -11,9 +11,8 @@ from pathlib import Path
 import polars as pl
 
 import abps
+from abps.cli.study_commands import DIFFER
 from abps.data.synthetic import icu
-
-DATA = "icu-synthetic:heterogeneity=4,centers=40"
 
 
 def gain(draw: int) -> float:
@@ -21,7 +20,7 @@ def gain(draw: int) -> float:
     original = icu.draw_with_risk
     icu.draw_with_risk = lambda population, seed: original(population, seed + 1000 * draw)
     try:
-        federation = abps.load(DATA)
+        federation = abps.load(DIFFER)
     finally:
         icu.draw_with_risk = original
     study = abps.compare(federation, ["abps-plus"], seeds=[11], references=["local-best"])
