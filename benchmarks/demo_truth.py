@@ -12,7 +12,7 @@ import polars as pl
 
 import abps
 from abps.cli.study_commands import DIFFER
-from abps.data.synthetic import icu
+from abps.lab import icu_synthetic as icu
 
 
 def gain(draw: int) -> float:

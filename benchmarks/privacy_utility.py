@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from abps.data.synthetic import builtin_table
 from abps.data.table import federate
 from abps.engine.simulate import simulate
+from abps.lab.synthetic import builtin_table
 from abps.privacy.budget import recomputed
 
 CASES = (

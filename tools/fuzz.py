@@ -512,9 +512,9 @@ def _bytes(value: Any) -> bytes:
 
 
 def _result() -> dict[str, Any]:
-    from abps.data.synthetic import builtin_table
     from abps.data.table import federate
     from abps.engine.simulate import simulate
+    from abps.lab.synthetic import builtin_table
 
     frame, roles = builtin_table("icu-synthetic:centers=6,stays=400")
     settings = {"model": "linear", "standardise": "own", "epochs": 1}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import polars as pl
 from abps.cohorts.recipes import CohortRecipe
 from abps.cohorts.tidy import Cohort, Variable, Flow, in_order
-from abps.data.synthetic import Roles
+from abps.data.roles import Roles
 
 @dataclass(frozen=True)
 class Options:

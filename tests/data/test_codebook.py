@@ -12,8 +12,8 @@ import pytest
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, merged
 from abps.data.prepare import codebook, prepare
-from abps.data.synthetic import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_outcome, own_table
+from abps.lab.synthetic import builtin_table
 
 
 @pytest.fixture(scope="module")

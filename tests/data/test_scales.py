@@ -15,8 +15,8 @@ from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook, numeric_rows, prepare
 from abps.data.scales import HistogramRefinement, Scale, bin_counts
 from abps.data.split import assign_splits
-from abps.data.synthetic import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
+from abps.lab.synthetic import builtin_table
 
 
 @pytest.fixture(scope="module")

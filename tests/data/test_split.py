@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import abps
 from abps.data.codebook import Codebook
 from abps.data.prepare import codebook, prepare
+from abps.data.roles import Roles
 from abps.data.split import assign_splits, by_key, patient_numbers, quotas
-from abps.data.synthetic import Roles, builtin_table
 from abps.data.table import federate, own_table
+from abps.lab.synthetic import builtin_table
 
 
 def stays(

@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 import abps
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
+from abps.data.roles import Roles
 from abps.data.split import assign_folds, fold_split
-from abps.data.synthetic import Roles
 from abps.data.table import federate
 from abps.engine import simulate as engine
 from abps.engine.crossvalidation import cross_validate, fold_seed

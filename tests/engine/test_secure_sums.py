@@ -10,8 +10,8 @@ from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.data.scales import HistogramSum, outcome_size, scales_size
 from abps.data.split import assign_splits
-from abps.data.synthetic import builtin_table
 from abps.data.table import federate
+from abps.lab.synthetic import builtin_table
 from abps.methods.references import GlmExact
 from abps.methods.star import masked, summands
 from abps.privacy import fixed_point

@@ -15,8 +15,8 @@ from abps.data.roles import Roles
 from abps.data.scales import HistogramSum, sum_histograms
 from abps.data.screening import identifying_reason
 from abps.data.split import assign_splits
-from abps.data.synthetic import builtin_table
 from abps.data.table import federate, own_table
+from abps.lab.synthetic import builtin_table
 from abps.methods.leaving import leaving
 from abps.methods.references import categories
 from abps.methods.settings import configure

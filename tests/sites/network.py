@@ -11,8 +11,8 @@ from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import codebook, prepare
 from abps.data.roles import Roles
-from abps.data.synthetic import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
+from abps.lab.synthetic import builtin_table
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy

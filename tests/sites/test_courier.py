@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.data.synthetic import builtin_table
+from abps.lab.synthetic import builtin_table
 from abps.registry import Registry
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.approval import decide

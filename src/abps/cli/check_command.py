@@ -14,9 +14,8 @@ from rich.table import Table
 from abps.cli import options
 from abps.cli.main import as_flags
 from abps.core.errors import RequestError
-from abps.data.federation import TableCheck, left_out_lines
+from abps.data.federation import TableCheck, is_builtin, left_out_lines
 from abps.data.repairs import RULES, Repair
-from abps.data.synthetic import is_builtin
 
 #: Centers left out up to which a run does not say where all are named.
 SHOWN = 8

@@ -268,7 +268,7 @@ def drift(
     Example: abps drift --data cohort.parquet --between "2008 - 2010,2020 - 2022" --out drift
     """
     from abps import files
-    from abps.data.synthetic import is_builtin
+    from abps.data.federation import is_builtin
     from abps.lab import drift_analysis as analysis
     from abps.report.pages import drift_page as report
 
@@ -301,8 +301,8 @@ def drift(
 
 def _read(data: str) -> tuple[pl.DataFrame, dict[str, str]]:
     """The table, and the roles that it knows itself."""
+    from abps.data.federation import builtin_table, is_builtin
     from abps.data.roles import recorded_roles
-    from abps.data.synthetic import builtin_table, is_builtin
     from abps.data.table import read_frame
 
     if is_builtin(data):

@@ -11,10 +11,10 @@ import typer
 
 from abps.cli import options
 from abps.cli.check_command import COMPARE
+from abps.cohorts.partition import CellRule, Partition, Recipe, divide, parse_only
 from abps.cohorts.tidy import check_out, versions, write_table
 from abps.core.errors import RequestError
 from abps.data.federation import left_out_lines
-from abps.data.partition import CellRule, Partition, Recipe, divide, parse_only
 from abps.data.roles import read_provenance
 from abps.data.table import read_frame
 

@@ -21,11 +21,29 @@ from numpy.typing import NDArray
 from abps.core.errors import DataWarning, RequestError, nearest
 from abps.data.outcome import BINARY, Outcome
 from abps.data.repairs import RULES, Repair
-from abps.data.roles import is_age, is_sex
+from abps.data.roles import Roles, is_age, is_sex
 from abps.data.screening import ColumnFinding
 from abps.evaluate.performance import age_groups, frequent, thirds
+from abps.registry import imported
 
 CHECK_SCHEMA = "abps.check/1"
+
+#: The federations that are generated instead of read; knobs follow a colon.
+BUILTIN = ("icu-synthetic", "fedprox-synthetic")
+
+
+def is_builtin(spec: str) -> bool:
+    """Whether a word names a built-in federation (rather than a file)."""
+    return spec.partition(":")[0] in BUILTIN
+
+
+def builtin_table(spec: str) -> tuple[pl.DataFrame, Roles]:
+    """The table of a built-in federation and the roles of its columns.
+
+    The generators are laboratory apparatus: the product imports them only when one is asked for by name.
+    """
+    made: tuple[pl.DataFrame, Roles] = imported("abps.lab.synthetic:builtin_table")(spec)
+    return made
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,16 @@ from numpy.typing import NDArray
 
 from abps.core.errors import DataWarning, RequestError, nearest
 from abps.data.codebook import Codebook, is_binary, typed
-from abps.data.federation import ColumnCheck, Federation, LeftOut, TableCheck, warn_about
+from abps.data.federation import (
+    BUILTIN,
+    ColumnCheck,
+    Federation,
+    LeftOut,
+    TableCheck,
+    builtin_table,
+    is_builtin,
+    warn_about,
+)
 from abps.data.harmonise import read_harmonised
 from abps.data.outcome import FEWEST, EncodedLabel, align_label, encode_label, require_complete
 from abps.data.reading import GAPS, RawTable, column_of, frame_of, free_name, has_parts, stack
@@ -46,7 +55,6 @@ from abps.data.screening import (
     suggest_patient,
 )
 from abps.data.split import content_of, patient_numbers
-from abps.data.synthetic import BUILTIN, builtin_table, is_builtin
 
 #: The smallest center that takes part, unless the user says otherwise.
 MIN_STAYS = 50

@@ -17,9 +17,8 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.stats.contingency import crosstab
 
-from abps.cohorts import vitals
+from abps.cohorts import partition, vitals
 from abps.core.errors import RequestError, nearest
-from abps.data import partition
 from abps.lab import drift_statistics as statistics
 
 #: Columns that hold the true era, where a source publishes one; the first that a table has is used.

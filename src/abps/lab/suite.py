@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from abps.cohorts.partition import CellRule, Recipe, divide
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
-from abps.data.partition import CellRule, Recipe, divide
 from abps.data.roles import Roles
 from abps.data.table import federate, load
 

@@ -23,9 +23,8 @@ import polars as pl
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.data.federation import About, Federation
+from abps.data.federation import About, Federation, is_builtin
 from abps.data.roles import Roles
-from abps.data.synthetic import is_builtin
 from abps.engine.result import DECISIONS, PRIVACY, RESULT, SCORES, Run, load_run, save
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
 

@@ -14,9 +14,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from abps import files
-from abps.cohorts import tidy
+from abps.cohorts import partition, tidy
 from abps.cohorts.tidy import Cohort, Step
-from abps.data import partition
 from abps.report.drawing import EARLY, LATE, QUIET, blank, draw
 from abps.report.pages.document import render
 

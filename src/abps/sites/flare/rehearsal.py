@@ -22,8 +22,8 @@ import psutil
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
+from abps.data.federation import builtin_table
 from abps.data.prepare import codebook
-from abps.data.synthetic import builtin_table
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement

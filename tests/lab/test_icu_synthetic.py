@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
-from abps.data.synthetic.icu import (
+from abps.data.table import load
+from abps.lab.icu_synthetic import (
     CATEGORIES,
     COMORBIDITIES,
     UNITS,
@@ -20,7 +21,6 @@ from abps.data.synthetic.icu import (
     draw_with_risk,
     population_of,
 )
-from abps.data.table import load
 
 
 @pytest.fixture(scope="module")

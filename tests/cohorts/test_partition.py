@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abps.cohorts import eicu
+from abps.cohorts import eicu, partition
+from abps.cohorts.partition import CellRule, Recipe, divide, parse_only, random_parts
 from abps.core.errors import RequestError
-from abps.data import partition
-from abps.data.partition import CellRule, Recipe, divide, parse_only, random_parts
 
 KEEP = CellRule(small="keep")
 

@@ -3,14 +3,15 @@
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.synthetic import builtin_table, is_builtin, parse_builtin
-from abps.data.synthetic.fedprox_synthetic import FedproxSynthetic
-from abps.data.synthetic.icu import IcuSynthetic
+from abps.data.federation import BUILTIN, is_builtin
+from abps.lab.icu_synthetic import IcuSynthetic
+from abps.lab.synthetic import GENERATORS, FedproxSynthetic, builtin_table, parse_builtin
 
 
 def test_a_bare_name_means_the_defaults() -> None:
     assert parse_builtin("icu-synthetic")[0] == IcuSynthetic()
     assert parse_builtin("fedprox-synthetic:")[0] == FedproxSynthetic()
+    assert set(BUILTIN) == set(GENERATORS)
     assert is_builtin("icu-synthetic:centers=60") and not is_builtin("stays.csv")
 
 

@@ -5,7 +5,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abps.data.synthetic.fedprox_synthetic import FedproxSynthetic
+from abps.lab.synthetic import FedproxSynthetic
 
 
 def models(knobs: FedproxSynthetic) -> np.ndarray:

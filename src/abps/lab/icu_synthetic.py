@@ -61,7 +61,7 @@ VITAL_LOWEST = np.array([20.0, 40.0, 15.0, 25.0, 3.0, 50.0, 30.0])
 VITAL_HIGHEST = np.array([220.0, 260.0, 160.0, 190.0, 65.0, 100.0, 42.5])
 
 _TABLES: dict[str, Any] = json.loads(
-    resources.files("abps.data.synthetic").joinpath("icu.json").read_text(encoding="utf-8")
+    resources.files("abps.lab").joinpath("icu_synthetic.json").read_text(encoding="utf-8")
 )
 
 #: Levels and their shares over all units. The empty level is "not recorded" (a missing value).
