@@ -10,7 +10,8 @@ evidence (MacKay's fixed point: effective degrees of freedom / |coefficients|²)
 What a center would fit to its own rows differs from what all would fit together, and a mean of own optima is
 not the optimum of the mean. So a center that learns with others stays near the model that it received: a
 quadratic term that grows with the rounds (:data:`HOLD`). It vanishes where nothing moves any more, hence it
-changes no method's fixed point, only how far centers run apart on the way.
+changes no method's fixed point, only how far centers run apart on the way. A method with control variates
+(``Objective.shift``) bounds its steps itself.
 """
 
 from __future__ import annotations
@@ -369,7 +370,7 @@ class LinearLearner(Learner):
             added = replace(added, slope=count * shift)
         if anchor is not None:
             added = added.plus(np.full(len(w), count * strength), anchor)
-        held = HOLD * what.number * float(diagonal.mean()) if self.sharing > 1 else 0.0
+        held = HOLD * what.number * float(diagonal.mean()) if self.sharing > 1 and shift is None else 0.0
         held = max(held - (count * strength if anchor is not None else 0.0), 0.0)
         added = added.plus(np.where(np.arange(len(w)) < rows.edge, held, 0.0), w)
         return descend(rows, w, added, what.epochs, what.columns, curvature)

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 from abps.core.arrays import repeated
 from abps.data.prepare import Prepared, Rows
 from abps.lab.rivals.scaffold import Scaffold
 from abps.methods.fedavg import FedAvg
 from abps.models.training import Training
+from federations import tiny
 
 
 @pytest.fixture
@@ -54,3 +56,28 @@ def test_the_first_round_is_fedavg(context, play) -> None:
     np.testing.assert_allclose(
         play(Scaffold(), here, 1)[-1].models, play(FedAvg(), here, 1)[-1].models, rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("step", [1.0, 10.0, 100.0])
+def test_solved_models_approach_the_optimum_of_all_rows_in_every_round(context, play, step) -> None:
+    """Hospitals with fewer rows than columns: the distance in models and control variates never grows, and
+    the models end at scikit-learn's penalised regression of all rows."""
+    data, decay = tiny(sizes=(12, 9, 15, 150), width=20), 0.02
+    training = Training.of("linear", weight_decay=decay, epochs=40)
+    here = context(training, data)
+    x, y = data.train.x.astype(float), data.train.y.astype(float)
+    oracle = LogisticRegression(C=1 / (decay * len(y)), tol=1e-12, max_iter=10_000).fit(x, y)
+    best = np.concatenate([oracle.coef_[0], oracle.intercept_])
+    error = oracle.predict_proba(x)[:, 1] - y
+    share, optimal = data.train.sizes / len(y), np.empty((data.size, len(best)))
+    for i in range(data.size):
+        mine = slice(data.train.start[i], data.train.start[i + 1])
+        slope = (x[mine] * error[mine, None]).mean(0) + decay * best[:-1]
+        optimal[i] = [*slope, error[mine].mean()]
+    np.testing.assert_allclose(share @ optimal, 0.0, atol=1e-5)
+    distance = [
+        ((state.models[0] - best) ** 2).sum() + step**2 * share @ ((state.own - optimal) ** 2).sum(1)
+        for state in play(Scaffold(training=training, step=step), here, 400)
+    ]
+    assert (np.diff(distance) <= 1e-6 * distance[0]).all()
+    assert distance[-1] < 1e-3 * distance[0]

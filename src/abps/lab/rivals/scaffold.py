@@ -1,15 +1,27 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates take a center's own bias out of its steps.
 
-Every step follows g - c_i + c, where c_i is center i's gradient and c the mean over all centers. After a
-round c_i is renewed with the full gradient of its loss at the received model (the paper's option I; option II
-reads the displacement as a sum of gradients, which it is with SGD only). Model and control variate travel
-both ways, so a round costs two of FedAvg's.
+Every step follows g - c_i + c, where c_i is center i's gradient and c the mean over all centers. Model and
+control variate travel both ways, so a round costs two of FedAvg's.
+
+Networks take K local steps, after which c_i is the gradient at the received model x (the paper's option I;
+option II reads the displacement as a sum of gradients, which it is with plain gradient steps only).
+
+Convex models are solved, and an exact solution is the limit of ever more steps, for which the paper's bound
+on the step size leaves no room: where a center's rows say nothing, c drives it off without end. So the K
+steps become one implicit step of their whole length s, which stays bounded:
+
+    y_i = argmin F_i(y) + (c - c_i)'y + |y - x|^2 / (2 s),    c_i <- c_i - c + (x - y_i) / s.
+
+The latter is the paper's option II with s for K times the step size, and equals the gradient at y_i. With
+convex losses the distance |x - x*|^2 + s^2 mean |c_i - c_i*|^2 from the optimum of all rows then never grows,
+whatever s is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,16 +42,23 @@ class State(Models):
 
 @dataclass(frozen=True)
 class Scaffold(StarMethod):
-    """server_lr: the server's step.  weighting: size or uniform, of both means."""
+    """server_lr: the server's step.  step: the whole length s of a round's steps where models are solved.
+    weighting: size or uniform, of both means."""
 
     server_lr: float = 1.0
+    step: float = 10.0
     weighting: Weighting = "size"
     codec: str = "fp32"
 
     #: The model, and the control variate.
     messages = 2
 
-    limits: ClassVar = {"server_lr": POSITIVE}
+    limits: ClassVar = {"server_lr": POSITIVE, "step": POSITIVE}
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate, or the step of solved models."""
+        return {"step": (3.0, 10.0)} if self.training.optimizer == "newton" else super().grid
 
     def init(self, context: Context) -> State:
         """The common start, all control variates zero."""
@@ -50,10 +69,15 @@ class Scaffold(StarMethod):
         """Train with the correction, and renew the control variates."""
         if alone:
             return State(context.learner.train(state.models, t, PLAIN), state.own, state.common)
-        corrected = Objective(shift=state.common - state.own)
-        trained = context.learner.train(state.models, t, corrected)
-        renewed = context.learner.gradient(state.models, context.data.train)
-        return State(trained, renewed, state.common)
+        shift = state.common - state.own
+        if self.training.optimizer != "newton" or self.training.clip is not None:
+            trained = context.learner.train(state.models, t, Objective(shift=shift))
+            renewed = context.learner.gradient(state.models, context.data.train)
+            return State(trained, renewed, state.common)
+        implicit = Objective(1.0 / self.step, state.models, shift)
+        trained = context.learner.train(state.models, t, implicit)
+        renewed = (state.models - trained) / np.float32(self.step) - shift
+        return State(trained, renewed * (context.data.train.sizes[:, None] > 0), state.common)
 
     @property
     def adds(self) -> Adding | None:
