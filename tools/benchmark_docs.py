@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from abps.report.pages import benchmark_page
+from abps.lab import benchmark_page
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"

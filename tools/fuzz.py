@@ -307,7 +307,7 @@ class Files:
     def typed(self, build: Callable[[Path], Any]) -> Callable[[bytes], object]:
         """A reader of a folder of typed tables; of some cohorts the files of the command are made too, and
         of one that is refused nothing may be left."""
-        from abps.report.pages.cohort_page import write_cohort
+        from abps.cohorts.cohort_page import write_cohort
 
         def read(data: bytes) -> object:
             with tempfile.TemporaryDirectory(dir=self.place) as folder:

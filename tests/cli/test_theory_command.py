@@ -28,7 +28,7 @@ def small() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studies, "COUNTS", (1, 10, 100))
-        patch.setattr("abps.report.pages.theory_page.COUNTS", (1, 10, 100))
+        patch.setattr("abps.lab.theory_page.COUNTS", (1, 10, 100))
         patch.setattr(studies, "HORIZONS", (100, 300, 1000))
         patch.setattr(studies, "play", shorter)
         patch.setattr(studies.coverage, "__defaults__", (200,))

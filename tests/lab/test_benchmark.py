@@ -14,9 +14,9 @@ from scipy import stats
 from scipy.special import expit
 
 from abps.core.errors import RequestError
+from abps.lab import benchmark_page
 from abps.lab.benchmark import Setup, ranking, run_benchmark, to_frame
 from abps.lab.suite import read_description
-from abps.report.pages import benchmark_page
 from abps.study.compare import load_study
 from abps.wire.codecs import codec, frame_size
 

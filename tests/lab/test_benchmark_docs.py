@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from abps.lab import benchmark_page
 from abps.lab.suite import suite
-from abps.report.pages import benchmark_page
 
 ROOT = Path(__file__).resolve().parents[2]
 specification = importlib.util.spec_from_file_location("benchmark_docs", ROOT / "tools" / "benchmark_docs.py")

@@ -12,12 +12,12 @@ import numpy as np
 import polars as pl
 import pytest
 
+from abps.cohorts import cohort_page
 from abps.cohorts.tidy import Cohort, Flow, SourceFile, Variable
 from abps.data.roles import Roles
+from abps.lab import drift_page as drift_page
 from abps.lab.drift_analysis import Question, analyse
-from abps.report.pages import cohort_page as cohort_page
-from abps.report.pages import document as page
-from abps.report.pages import drift_page as drift_page
+from abps.report import document as page
 
 
 class Balanced(HTMLParser):

@@ -22,7 +22,7 @@ from abps.data.prepare import codebook
 from abps.engine.simulate import simulate
 from abps.methods.base import Context, with_derived
 from abps.models.learners import learner_for
-from abps.report.pages.site_page import site_report
+from abps.report.site_page import site_report
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.proposal import Proposal, sign

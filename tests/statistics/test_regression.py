@@ -22,7 +22,7 @@ from abps.checks import quick_check
 from abps.core.errors import RequestError
 from abps.evaluate.calibration import restricted_cubic
 from abps.methods.catalog import find
-from abps.report.pages.effects_page import effects_page
+from abps.report.effects_page import effects_page
 from abps.statistics.design import agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, HospitalRows, normal_intercepts
 from abps.statistics.heterogeneity import (

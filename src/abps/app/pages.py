@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 
 from abps.app.guard import PAGE_POLICY, BrowserSession, Guard
 from abps.core.errors import RequestError
-from abps.report.pages.document import page_templates
+from abps.report.document import page_templates
 
 WORDS = tomllib.loads(resources.files("abps.app").joinpath("en.toml").read_text(encoding="utf-8"))
 

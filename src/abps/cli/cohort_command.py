@@ -13,10 +13,10 @@ import typer
 from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from abps.cli import options
+from abps.cohorts.cohort_page import next_command, write_cohort
 from abps.cohorts.recipes import RECIPES, CohortRecipe
 from abps.cohorts.tidy import check_out, positives_word
 from abps.methods.settings import with_settings
-from abps.report.pages.cohort_page import next_command, write_cohort
 
 Out = Annotated[Path, typer.Option(help="Parquet file to write; the report and the rest go beside it.")]
 

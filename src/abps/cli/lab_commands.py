@@ -94,7 +94,7 @@ def theory(
 
     with options.progress_bar(TimeElapsedColumn()) as progress:
         checked = check(seed, progress)
-    from abps.report.pages.theory_page import summary, write  # draws, once there is something to draw
+    from abps.lab.theory_page import summary, write  # draws, once there is something to draw
 
     page = write(out, checked)
     if as_json:
@@ -205,8 +205,8 @@ def benchmark(
     Example: abps benchmark --methods fedavg,abps-plus --federations real --data-folder tables --out bench
     """
     from abps.lab import benchmark as lab
+    from abps.lab import benchmark_page
     from abps.lab.suite import missing, suite
-    from abps.report.pages import benchmark_page
 
     known, console = suite(describe or []), options.terminal()
     if list_:
@@ -270,7 +270,7 @@ def drift(
     from abps import files
     from abps.data.federation import is_builtin
     from abps.lab import drift_analysis as analysis
-    from abps.report.pages import drift_page as report
+    from abps.lab import drift_page as report
 
     table, roles = _read(data)
     pair = options.split(between)
@@ -312,7 +312,7 @@ def _read(data: str) -> tuple[pl.DataFrame, dict[str, str]]:
 
 
 def _say(found: Drift) -> None:
-    from abps.report.pages.document import p_value
+    from abps.report.document import p_value
 
     rows = []
     for shift in found.shifts:

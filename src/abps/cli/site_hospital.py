@@ -312,7 +312,7 @@ def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
     Example: abps site export kits/north --out north-export
     """
-    from abps.report.pages.site_page import site_report
+    from abps.report.site_page import site_report
 
     with study_store(kit, study) as store:
         left = site_report(store, own_file(kit), out)

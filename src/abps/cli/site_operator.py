@@ -240,7 +240,7 @@ def rehearse(
     need_engine()
     from abps.cli.site_command import own_file, study_store
     from abps.fitted.handover import check_new
-    from abps.report.pages.site_page import job_page, site_report
+    from abps.report.site_page import job_page, site_report
     from abps.sites.flare import rehearsal
     from abps.sites.flare.app import RESULT
 

@@ -52,7 +52,7 @@ def regress(
     Example: abps regress --data stays.csv --label died --center hospital --formula "age + sex" --out effects
     """
     from abps import files
-    from abps.report.pages.effects_page import effects_page
+    from abps.report.effects_page import effects_page
     from abps.statistics import regression
 
     text = formula or " + ".join(options.split(columns))

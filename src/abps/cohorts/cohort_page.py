@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from abps import files
 from abps.cohorts import partition, tidy
 from abps.cohorts.tidy import Cohort, Step
+from abps.report.document import render
 from abps.report.drawing import EARLY, LATE, QUIET, blank, draw
-from abps.report.pages.document import render
 
 #: Figures show at most so many centers (the largest); tables show all.
 MOST_CENTERS = 60

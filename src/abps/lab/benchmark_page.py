@@ -16,8 +16,8 @@ from scipy import stats
 
 from abps import files
 from abps.lab.benchmark import QUESTIONS, SIZES, BenchmarkResult, Ranking, ranking, to_frame
+from abps.report.document import render
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
-from abps.report.pages.document import render
 
 #: What a federation looks like: columns of its table, with their forms.
 ANATOMY = (

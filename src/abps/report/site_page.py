@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.report.pages.document import render
+from abps.report.document import render
 from abps.sites.store.rows import RoundRow
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
+from abps.report.document import render
 from abps.report.drawing import EARLY, LATE, QUIET, blank, draw
-from abps.report.pages.document import render
 from abps.statistics.regression import RATIO, EffectEstimate, RegressionResult, summary
 
 #: Hospitals in a forest plot: the most precise ones.

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from abps.lab.drift_analysis import Drift
+from abps.report.document import p_value, render
 from abps.report.drawing import EARLY, LATE, QUIET, Drawing, blank, draw
-from abps.report.pages.document import p_value, render
 
 
 def draw_all(drift: Drift) -> dict[str, Drawing]:

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from abps import files
 from abps.lab.guarantees import GAMMA
 from abps.lab.theory import COUNTS, DELTAS, Coverage, Regret, TheoryResults
+from abps.report.document import render
 from abps.report.drawing import Drawing, blank, draw
-from abps.report.pages.document import render
 
 #: Okabe and Ito's colours: distinct with any colour vision; every line has a style of its own as well.
 BLUE, ORANGE, GREEN, RED, GREY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#CC79A7"
