@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import polars as pl
 import pytest
 from rich.console import Console
 
@@ -92,6 +93,19 @@ def test_slurm_gives_the_tables_that_local_processes_give(on_slurm, capsys, tmp_
         "--json",
     )
     assert json.loads(again[1])["runs"] | {"reused": 2, "computed": 0} == json.loads(again[1])["runs"]
+
+
+def test_a_benchmark_on_slurm_gives_the_rows_that_local_processes_give(on_slurm, capsys, tmp_path):
+    (tmp_path / "made.toml").write_text(f"name = 'made'\nsynthetic = '{DATA}'\n")
+    asked = ("benchmark", "--describe", tmp_path / "made.toml", "--federations", "made", "--seeds", 1)
+    asked += ("--methods", "fedavg", "--model", "linear", "--folds", 3, "--rounds", 2)
+    slurm = ("--executor", "slurm", "--slurm-memory", 1, "--slurm-minutes", 5, "--slurm-deadline", 5)
+    for out, more in (("slurm", slurm), ("local", ())):
+        code, _, err = call(capsys, *asked, "--out", tmp_path / out, *more)
+        assert code == 0, err
+    found = [pl.read_csv(tmp_path / out / "benchmark.csv").drop("seconds") for out in ("slurm", "local")]
+    assert found[0].height == 4 and found[0].equals(found[1])
+    assert list((tmp_path / "slurm").glob("studies/*/slurm*"))
 
 
 def test_a_waiting_job_is_left_in_the_queue_collected_later_and_noticed_when_cancelled(

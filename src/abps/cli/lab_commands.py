@@ -169,7 +169,8 @@ def _uniform(spec: str) -> Prepared:
 
 
 def benchmark(
-    out: options.Out,
+    cluster: options.ClusterOptions,
+    out: options.Out = Path("abps-benchmark"),
     methods: Annotated[
         str, typer.Option(help="Methods with commas between; also package.module:CONFIG, and method@model.")
     ] = "fedavg,feddyn,random-k1,abps-plus",
@@ -229,7 +230,7 @@ def benchmark(
                 console.print(f"left out: {each.name}: {reason}")
     if not chosen:
         raise RequestError("no federation is left; see `abps benchmark --list`")
-    setup = lab.Setup(model, codec, folds, rows, rounds, jobs)
+    setup = lab.Setup(model, codec, folds, rows, rounds, jobs, cluster.executor_of())
     asked, repeats = options.split(methods), list(options.read_seeds(seeds))
     say = options.terminal(stderr=True).print
     found = lab.run_benchmark(list(chosen.values()), asked, repeats, data_folder, out, setup, say)

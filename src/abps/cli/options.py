@@ -20,6 +20,7 @@ from abps.core.errors import RequestError
 if TYPE_CHECKING:  # completion and help must not wait for these
     from abps.data.federation import Federation
     from abps.data.roles import Roles
+    from abps.study.execute import Executor
 
 #: Every name of the catalog, written down so that completion need not wait for it (a test compares the two).
 _NAMES = (
@@ -166,6 +167,30 @@ class DataOptions:
         from abps.data.table import load
 
         return load(data, self.roles(), self.min_stays)
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where runs are computed, and what a run may use on a cluster."""
+
+    executor: Annotated[str, typer.Option(help="local (processes here) or slurm (job arrays).")] = "local"
+    slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None
+    slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None
+    slurm_minutes: Annotated[int, typer.Option(help="Slurm: the time limit of one run.")] = 60
+    slurm_memory: Annotated[float, typer.Option(help="Slurm: the memory of one run in GB.")] = 4.0
+    slurm_cores: Annotated[int, typer.Option(help="Slurm: the cores of one run.")] = 1
+    slurm_deadline: Annotated[
+        float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
+    ] = None
+
+    def executor_of(self) -> Executor | None:
+        """What computes runs on a cluster; None: processes here."""
+        from abps.study.slurm import Slurm, run_slurm
+
+        if self.executor not in ("local", "slurm"):
+            raise RequestError(f"--executor {self.executor}: choose local or slurm")
+        job = Slurm(*(getattr(self, field.name) for field in fields(self) if field.name != "executor"))
+        return functools.partial(run_slurm, slurm=job) if self.executor == "slurm" else None
 
 
 def flatten(command: Callable[..., None]) -> Callable[..., None]:

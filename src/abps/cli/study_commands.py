@@ -6,12 +6,10 @@ describes the file for editors and is made from the same list: ``python -m abps.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import tomllib
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -229,25 +227,11 @@ ConfigFile = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
-    """What a run may use on a cluster; with --executor slurm."""
-
-    slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None
-    slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None
-    slurm_minutes: Annotated[int, typer.Option(help="Slurm: the time limit of one run.")] = 60
-    slurm_memory: Annotated[float, typer.Option(help="Slurm: the memory of one run in GB.")] = 4.0
-    slurm_cores: Annotated[int, typer.Option(help="Slurm: the cores of one run.")] = 1
-    slurm_deadline: Annotated[
-        float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
-    ] = None
-
-
 def compare(
     methods: options.Methods,
     out: options.Out,
     columns: options.DataOptions,
-    slurm: SlurmOptions,
+    cluster: options.ClusterOptions,
     data: Annotated[
         list[str] | None,
         typer.Option(help="A file or a built-in federation, as in `abps run`; may be given several times."),
@@ -271,7 +255,6 @@ def compare(
         typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
     ] = True,
     jobs: options.Jobs = None,
-    executor: Annotated[str, typer.Option(help="local (processes here) or slurm (job arrays).")] = "local",
     config: ConfigFile = None,
     as_json: options.Json = False,
 ) -> None:
@@ -285,13 +268,10 @@ def compare(
     """
     from abps.cli.check_command import announce
     from abps.cli.outcomes import finish
-    from abps.study.execute import Executor
     from abps.study.plan import Plan, Source, request_of
-    from abps.study.slurm import Slurm, run_slurm
     from abps.study.workers import LocalExecutor
 
-    if executor not in ("local", "slurm"):
-        raise RequestError(f"--executor {executor}: choose local or slurm")
+    compute = cluster.executor_of() or LocalExecutor(jobs)
     if jobs is not None and jobs < 1:
         raise RequestError(f"--jobs {jobs}: choose at least 1")
     sources = tuple(Source(each, columns.roles(), columns.min_stays) for each in data or ["icu-synthetic"])
@@ -300,10 +280,6 @@ def compare(
         references=references, folds=folds, attack=attack,
         tune=read_seeds(tune_seeds) if tune_seeds else tune, subgroups=split(subgroups),
     )  # fmt: skip
-    job = Slurm(*(getattr(slurm, field.name) for field in fields(slurm)))
-    compute: Executor = LocalExecutor(jobs)
-    if executor == "slurm":
-        compute = functools.partial(run_slurm, slurm=job)
 
     def show_notes(plan: Plan) -> None:
         for federation in plan.federations.values():

@@ -32,6 +32,7 @@ from abps.lab.suite import Description, make_federation, smaller, suite
 from abps.methods.catalog import find
 from abps.methods.settings import names
 from abps.study.compare import Study, compare
+from abps.study.execute import Executor
 from abps.study.plan import slug
 
 #: What differences are taken to: all rows in one place, and the best that a hospital does alone.
@@ -67,7 +68,7 @@ class Setup:
     methods that send sums or scores have a form of their own.  folds: every patient is scored out of fold.
     rows: larger federations are cut to whole hospitals with at most so many rows; 0: all; none: as described.
     rounds: of methods with a server that average models, which converge; none: each method's own.
-    jobs: processes; more than one need a folder.
+    jobs: processes; more than one need a folder.  executor: what else computes the runs, such as a cluster.
     """
 
     model: str = "gam"
@@ -76,6 +77,7 @@ class Setup:
     rows: int | None = None
     rounds: int | None = None
     jobs: int = 1
+    executor: Executor | None = None
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,8 @@ def _part(
     if out is not None:
         _add_time(out, sum(os.times()[:4]) - began if _stored(place) > stored else 0.0)
     whole = {label: found for label, found in runs.items() if len(found) == len(seeds)}
+    if not {ALONE, POOLED} <= set(whole):
+        raise RequestError(f"{name}: runs are missing; give the same command again when they are there")
     frames = {label: [run.row_scores for run in found] for label, found in whole.items()}
     centers = next(iter(whole.values()))[0].data.centers
     return _Part(whole, measured(frames, centers), setup.folds)  # type: ignore[arg-type]
@@ -277,7 +281,8 @@ def _studies(
             rounds = setup.rounds if star and sends and not model else None
             groups.setdefault((model or setup.model, sends, rounds), []).append(name)
     jobs = setup.jobs if setup.jobs > 1 else None
-    how: dict[str, Any] = {"folds": setup.folds, "references": False, "jobs": jobs}
+    how: dict[str, Any] = {"folds": setup.folds, "references": False}
+    how |= {"jobs": jobs, "executor": setup.executor}
 
     def folder(suffix: str) -> Path | None:
         return None if place is None else place.with_name(f"{place.name}{suffix}")

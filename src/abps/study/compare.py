@@ -151,6 +151,7 @@ def compare(
     out: Path | str | None = None,
     jobs: int | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    executor: Executor | None = None,
     **options: Unpack[StudyOptions],
 ) -> Study:
     """Run methods in folds and repeats and hold them against each other.
@@ -162,6 +163,7 @@ def compare(
     the runs live in memory.
     jobs: compute in so many processes, each with its own cores; needs ``out``.
     metrics: of one's own, for :meth:`Study.frame`: function(labels, predictions) to a number.
+    executor: what else computes the runs, for instance a cluster; needs ``out``.
     options: see :class:`~abps.study.plan.StudyOptions`.
     """
     if isinstance(federation, Mapping):
@@ -183,8 +185,8 @@ def compare(
         for run in todo:
             runner.compute(run, functools.partial(note, progress, run))
 
-    executor: Executor = here if jobs is None else LocalExecutor(jobs, own)
-    run_study(request, Path(out), executor, own, federations, elsewhere=jobs is not None)
+    elsewhere = executor or (None if jobs is None else LocalExecutor(jobs, own))
+    run_study(request, Path(out), elsewhere or here, own, federations, elsewhere is not None)
     return replace(load_study(out), metrics=metrics or {})
 
 
