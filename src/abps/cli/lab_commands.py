@@ -173,7 +173,10 @@ def benchmark(
     out: options.Out = Path("abps-benchmark"),
     methods: Annotated[
         str, typer.Option(help="Methods with commas between; also package.module:CONFIG, and method@model.")
-    ] = "fedavg,feddyn,random-k1,abps-plus",
+    ] = (
+        "fedavg,glmm,random-k1,abps-pq-k1,abps-plus,abps-k1-rests,abps-k1-never-rests,fedprox,feddyn,scaffold,"
+        "fedrep,ditto,fedmap,ifca,clustered,pfedgraph,odal,boosting,fedavg@mlp"
+    ),
     federations: Annotated[
         str, typer.Option(help="Names with commas between, real, synthetic, or all (what is there).")
     ] = "all",
@@ -185,7 +188,7 @@ def benchmark(
     ] = None,
     seeds: Annotated[
         str, typer.Option(help="Repeats: new folds of a table, new worlds of a generator.")
-    ] = "11,22,33",
+    ] = "11,22,33,44,55",
     model: Annotated[str, typer.Option(help="What every method shares: gam, linear or mlp.")] = "gam",
     codec: Annotated[str, typer.Option(help="How all methods that send weights write them.")] = "bf16",
     rows: Annotated[
@@ -195,13 +198,14 @@ def benchmark(
         ),
     ] = None,
     folds: Annotated[int, typer.Option(help="Folds; every patient is scored out of fold.")] = 5,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of methods whose server averages models; default: their own.")
-    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of methods whose server averages models.")] = 20,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     list_: Annotated[bool, typer.Option("--list", help="List the federations and what is missing.")] = False,
 ) -> None:
     """Compare methods over many federations: scores with intervals, ranks, bytes, harm, time.
+
+    The defaults make the page docs/benchmark.md, in about an hour on two cores; what is finished in OUT is
+    not computed again.
 
     Example: abps benchmark --methods fedavg,abps-plus --federations real --data-folder tables --out bench
     """
