@@ -93,14 +93,13 @@ def test_representation_is_the_modules_own(ready: Prepared, model) -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp", lambda width: Other(width, 0.0)])
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, plain, model) -> None:
+def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, model) -> None:
     """One SGD step on BCE + 3 * contrast, against autograd on the sum."""
     training = Training(
         epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0, model=model
     )
     network = training.factory(ready.width)
-    learner = learner_for(ready, training, 11, plain=plain)
+    learner = learner_for(ready, training, 11)
     w = models(learner, 6)
     near, far = learner.start, w[::-1]  # one for all, one for each
     after = learner.train(w, 1, Objective(contrast=Contrast(near, far, 3.0, 0.5)))

@@ -15,7 +15,7 @@ from abps.models.draws import DropSite, drop_limit, kept_units
 from abps.models.learners import learner_for, mixtures
 from abps.models.models import MLP, initial_weights, layout_of
 from abps.models.modules import FlatModule
-from abps.models.training import Contrast, Objective, Training
+from abps.models.training import Objective, Training
 from federations import tiny
 
 SEED = 5
@@ -178,7 +178,6 @@ def test_extra_terms_of_the_objective_agree_between_the_learners():
             strength=np.array([0.1, 0.5, 2.0], dtype=np.float32),
             anchor=learner.start + 0.1,
             shift=np.linspace(-0.1, 0.1, 3 * w.shape[1]).reshape(3, -1),
-            contrast=Contrast(learner.start - 0.2, w + 0.1, 0.7, 0.5),
         )
         results.append(learner.train(w, 1, objective))
     np.testing.assert_allclose(*results, atol=1e-6, rtol=1e-5)
@@ -293,12 +292,8 @@ def test_the_compiled_round_equals_the_plain_one(optimizer, dropout):
         anchor=learner.start + 0.1,
         shift=np.linspace(-0.1, 0.1, 5 * w.shape[1]).reshape(5, -1),
     )
-    far = learner.start + 0.1 * np.random.default_rng(0).normal(size=w.shape).astype(np.float32)
-    contrast = Objective(contrast=Contrast(learner.start, far, 2.0, 0.5))
     cut = learner.layout.shared(1)
     asked = [{"objective": objective}, {"columns": slice(cut, None)}, {"columns": slice(0, cut), "epochs": 3}]
-    if optimizer == "sgd":  # with Adam, a gradient that vanishes for one weight turns rounding into a step
-        asked += [{"objective": contrast}]
     plain = learner_for(data, training, SEED, plain=True)
     fused = [learner.train(w, 2, **ask) for ask in asked]
     for got, ask in zip(fused, asked, strict=True):

@@ -6,8 +6,7 @@ one center after the other, without the interpreter's lock, so that a thread per
 matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
 
 The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
-classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Prior`, :class:`Drop` and
-:class:`Room` say what such a tuple holds.
+classes. :class:`Rule`, :class:`Terms`, :class:`Drop` and :class:`Room` say what such a tuple holds.
 
 Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
 ``widths`` are the layers' units, from the features to the one logit.
@@ -51,31 +50,6 @@ class Terms(NamedTuple):
     shift: Floats
 
 
-class Frozen(NamedTuple):
-    """Two models that do not move, whose representations those in training turn to and from.
-
-    near, far: (n, P), (1, P) for one that all share, or (0, P) for none.  See ``contrast``.
-    """
-
-    strength: np.float32
-    temperature: np.float32
-    near: Floats
-    far: Floats
-
-
-class Prior(NamedTuple):
-    """What Gaussian weights should stay near, and their noise.
-
-    say: (n,) weight of the divergence.  center, spread: (n, P), (1, P) for one that all share, or (0, P) for
-    weights that are no Gaussians.  noise: (m, steps, P) standard normal numbers.
-    """
-
-    say: Floats
-    center: Floats
-    spread: Floats
-    noise: Floats
-
-
 class Drop(NamedTuple):
     """Dropout of every hidden layer. limit: a unit is dropped where its random float is at most this.
 
@@ -90,16 +64,10 @@ class Drop(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A thread's memory, used again for every center.
-
-    model, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that are no
-    Gaussians use the first half.
-    """
+    """A thread's memory, used again for every center: weights and what Adam keeps of them (P,), a batch, its
+    hidden layers forwards and backwards, and its random words."""
 
     model: Floats
-    spread: Floats
-    tilt: Floats
-    trained: Floats
     gradient: Floats
     mean: Floats
     square: Floats
@@ -107,7 +75,6 @@ class Room(NamedTuple):
     y: Floats
     hidden: Floats
     back: Floats
-    turn: Floats
     drawn: Words
 
 
@@ -115,8 +82,7 @@ def room(widths: Ints, batch: int) -> Room:
     """Memory for batches of so many rows."""
     parameters, hidden = int(((widths[:-1] + 1) * widths[1:]).sum()), int(widths[1:].sum())
     rows = -(-batch // 16) * 16  # room for whole blocks of random words, and for rows added to whole fours
-    sizes = [parameters] * 3 + [2 * parameters] * 4
-    sizes += [rows * int(widths[0]), batch, rows * hidden, rows * hidden, rows * int(widths[-2])]
+    sizes = [parameters] * 4 + [rows * int(widths[0]), batch, rows * hidden, rows * hidden]
     drawn = np.empty(rows * int(widths[1:].max()), dtype=np.uint32)
     return Room._make([*(np.empty(size, dtype=np.float32) for size in sizes), drawn])
 
@@ -162,14 +128,6 @@ def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
 
 
 @compiled
-def _drop(hidden, rows, units, drawn, limit, scale):
-    """Drop units and scale what is kept."""
-    zero = np.float32(0.0)
-    for p in range(rows * units):
-        hidden[p] = zero if drawn[p] <= limit else hidden[p] * scale
-
-
-@compiled
 def _backwards(back, hidden, slope, rows, units, scale):
     """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient.
 
@@ -186,41 +144,6 @@ def _backwards(back, hidden, slope, rows, units, scale):
 
 
 @compiled
-def _size(z):
-    """The length of a vector, and not zero."""
-    return max(np.sqrt(np.dot(z, z)), np.float32(1e-8))
-
-
-@compiled
-def _contrast(turn, hidden, rows, units, strength, temperature):
-    """From ``turn`` (rows, units), the way d from near's direction to far's, to the gradient of the
-    contrastive loss before the activation, in place.
-
-    With e = z / |z|, the loss's gradient is sigmoid(d.e / tau) / (tau |z|) times the part of d across e.
-    """
-    zero, one = np.float32(0.0), np.float32(1.0)
-    for r in range(rows):
-        z, way = hidden[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
-        size = _size(z)
-        along = np.dot(way, z) / size
-        wrong = one / (one + np.float32(np.exp(-along / temperature)))
-        force, back = strength * wrong / (temperature * size), along / size
-        for u in range(units):
-            # A unit of zero passes nothing on, so that a representation of zero, without a direction, stays.
-            way[u] = force * (way[u] - back * z[u]) if z[u] > zero else zero
-
-
-@compiled
-def _add_turn(back, turn, slope, rows, units):
-    """Add the contrastive gradient to that before the last hidden layer, and to its bias's gradient."""
-    for r in range(rows):
-        row, way = back[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
-        for u in range(units):
-            row[u] += way[u]
-            slope[u] += way[u]
-
-
-@compiled
 def _errors(z, bias, y, real):
     """Turn logits without their bias into the gradient with respect to each, and return its sum."""
     total = np.float32(0.0)
@@ -233,19 +156,16 @@ def _errors(z, bias, y, real):
 
 
 @compiled
-def _gradient(w, g, seats, widths, layers, contrast, dropped):
+def _gradient(w, g, seats, widths, layers, dropped):
     """Gradient of the mean loss over a batch, written to ``g``.
 
-    seats: x, y, real.  layers: hidden, backward.  contrast: turn, its weight and temperature.  dropped:
-    random words, rate, limit, keys and places.
+    seats: x, y, real.  layers: hidden, backward.  dropped: random words, rate, limit, keys and places.
 
     real: how many of the rows x (rows, d) count; the others, zeros, only fill up what the products like.
     hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
-    turn: (rows * units,) the way from near's direction to far's, which is used up, or (0,).
     """
     x, y, real = seats
     hidden, backward = layers
-    turn, force, temperature = contrast
     drawn, rate, limit, keys, places = dropped
     rows = len(x)
     depth = len(widths) - 2
@@ -264,12 +184,6 @@ def _gradient(w, g, seats, widths, layers, contrast, dropped):
         np.dot(before, matrix.T, out)
         if dropping:
             _draw(keys[k], places, drawn, rows, units)
-        if k == depth - 1 and len(turn):
-            _activate(flat, bias, rows, units)
-            _contrast(turn, flat, rows, units, np.float32(force / real), temperature)
-            if dropping:
-                _drop(flat, rows, units, chance, limit, scale)
-        elif dropping:
             _activate_and_drop(flat, bias, rows, units, chance, limit, scale)
         else:
             _activate(flat, bias, rows, units)
@@ -295,8 +209,6 @@ def _gradient(w, g, seats, widths, layers, contrast, dropped):
         flat = backward[filled : filled + rows * units]
         bias = g[at + units * inside : at + units * (inside + 1)]
         _backwards(flat, hidden[filled : filled + rows * units], bias, rows, units, scale)
-        if k == depth - 1 and len(turn):
-            _add_turn(flat, turn, bias, rows, units)
         slope = g[at : at + units * inside].reshape((units, inside))
         upstream = flat.reshape((rows, units))
         if k == 0:
@@ -308,30 +220,6 @@ def _gradient(w, g, seats, widths, layers, contrast, dropped):
             matrix = w[at : at + units * inside].reshape((units, inside))
             down = backward[filled : filled + rows * inside].reshape((rows, inside))
             np.dot(upstream, matrix, down)
-
-
-@compiled
-def _draw_weights(both, noise, spread, tilt, w):
-    """Weights (P,) from means and raw spreads (2 P,); spread, softplus of the raw one, and its slope ``tilt``
-    are kept."""
-    mean, raw = both[: len(w)], both[len(w) :]
-    for p in range(len(w)):
-        small = np.exp(-abs(raw[p]))
-        spread[p] = max(raw[p], np.float32(0.0)) + np.log1p(small)
-        tilt[p] = (np.float32(1.0) if raw[p] >= 0 else small) / (np.float32(1.0) + small)
-        w[p] = mean[p] + spread[p] * noise[p]
-
-
-@compiled
-def _carry_back(g, both, noise, spread, tilt, say, center, width):
-    """From the gradient at drawn weights, in the first half of ``g``, to that of means and raw spreads, with
-    the divergence from the prior."""
-    size = len(noise)
-    mean, first, second = both[:size], g[:size], g[size:]
-    for p in range(size):
-        strength = say / (width[p] * width[p])
-        second[p] = (first[p] * noise[p] + (strength * spread[p] - say / spread[p])) * tilt[p]
-        first[p] += strength * (mean[p] - center[p])
 
 
 @compiled
@@ -372,15 +260,6 @@ def _sgd(w, g, lr, decay):
 
 
 @compiled
-def _turned(ways, order, turn):
-    """The rows ``order`` of ``ways`` (rows, units) to the front of ``turn``, zeros behind them."""
-    units = ways.shape[1]
-    turn[len(order) * units :] = np.float32(0.0)
-    for r in range(len(order)):
-        turn[r * units : (r + 1) * units] = ways[order[r]]
-
-
-@compiled
 def _seated(x, y, first, order, d, seats, labels):
     """(rows, d) a batch: the rows first + order of x, then zeros up to a whole four of rows."""
     rows = len(order)
@@ -396,30 +275,19 @@ def _seated(x, y, first, order, d, seats, labels):
 
 
 @compiled
-def train(members, before, after, held, pace, widths, rule, hooks, room):
+def train(members, before, after, held, pace, widths, rule, terms, drop, room):
     """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
 
-    before: (n, P), or (1, P) where all start from one model; (n, 2 P) for means and raw spreads of Gaussians.
-
+    before: (n, P), or (1, P) where all start from one model.
     held: x (rows, d) and y (rows,) of all centers, and start: center i's are start[i]:start[i+1].
     pace: orders (epochs, m, rows) in which they visit their own, epochs, and rows of a batch.
-    hooks: terms, frozen, prior and drop.
     """
     x, y, start = held
     orders, epochs, batch = pace
-    terms, frozen, prior, drop = hooks
     adam, lr, decay, low, high = rule
     strength, anchor, shift = terms
-    force, temperature, near, far = frozen
-    say, center, width, noise = prior
     rate, limit, keys, places = drop
-    model, spread, tilt, trained, gradient, means, squares = room[:7]
-    seats, labels, hidden, backward, turns, drawn = room[7:]
-    d, units = widths[0], widths[-2]
-    # What is trained and its gradient; the weights that meet a batch, and theirs.
-    w, g = trained[: before.shape[1]], gradient[: before.shape[1]]
-    gaussian = len(center) > 0
-    met, met_slope = model if gaussian else w, g[: len(model)]
+    w, g, means, squares, seats, labels, hidden, backward, drawn = room
     moving, slope, mean, square = w[low:high], g[low:high], means[low:high], squares[low:high]
     for c in range(len(members)):
         i = members[c]
@@ -427,27 +295,13 @@ def train(members, before, after, held, pace, widths, rule, hooks, room):
         w[:] = before[min(i, len(before) - 1)]
         mean[:] = np.float32(0.0)
         square[:] = np.float32(0.0)
-        # Frozen models say the same in every epoch, so they are asked once.
-        ways = np.empty((own if len(near) else 0, units), dtype=np.float32)
-        if len(near):
-            frozen_pair = near[min(i, len(near) - 1)], far[min(i, len(far) - 1)]
-            _ways(frozen_pair, x[start[i] : start[i + 1]], widths, seats, hidden, ways)
         step = 0
         for epoch in range(epochs):
             for at in range(0, own, batch):
                 rows = min(batch, own - at)
-                seen = _seated(x, y, start[i], orders[epoch, c, at : at + rows], d, seats, labels)
-                turn = turns[: len(seen) * units if len(near) else 0]
-                if len(near):
-                    _turned(ways, orders[epoch, c, at : at + rows], turn)
-                if gaussian:
-                    _draw_weights(w, noise[c, step], spread, tilt, met)
+                seen = _seated(x, y, start[i], orders[epoch, c, at : at + rows], widths[0], seats, labels)
                 dropped = (drawn, rate, limit, keys[c, step], places)
-                contrast, layers = (turn, force, temperature), (hidden, backward)
-                _gradient(met, met_slope, (seen, labels, rows), widths, layers, contrast, dropped)
-                if gaussian:
-                    around, wide = center[min(i, len(center) - 1)], width[min(i, len(width) - 1)]
-                    _carry_back(g, w, noise[c, step], spread, tilt, say[i], around, wide)
+                _gradient(w, g, (seen, labels, rows), widths, (hidden, backward), dropped)
                 _add(g, w, strength, anchor, shift, i)
                 step += 1
                 if adam:
@@ -458,17 +312,17 @@ def train(members, before, after, held, pace, widths, rule, hooks, room):
 
 
 @compiled
-def _represent(w, widths, rows, hidden):
-    """(rows, units) the last hidden layer of one model from its first layer's products, which stand at the
-    front of ``hidden``."""
-    depth = len(widths) - 2
+def _finish(w, widths, rows, hidden, out):
+    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
+
+    rows: how many it has products for; out: logits of the first of them.
+    """
     units = widths[1]
-    at, filled = units * widths[0], 0
-    _activate(hidden[: rows * units], w[at : at + units], rows, units)
-    before = hidden[: rows * units].reshape((rows, units))
+    at, filled = units * widths[0], rows * units
+    _activate(hidden[:filled], w[at : at + units], rows, units)
+    before = hidden[:filled].reshape((rows, units))
     at += units
-    filled += rows * units
-    for k in range(1, depth):
+    for k in range(1, len(widths) - 2):
         inside, units = widths[k], widths[k + 1]
         flat = hidden[filled : filled + rows * units]
         layer = flat.reshape((rows, units))
@@ -477,40 +331,9 @@ def _represent(w, widths, rows, hidden):
         before = layer
         at += units * (inside + 1)
         filled += rows * units
-    return before
-
-
-@compiled
-def _finish(w, widths, rows, hidden, out):
-    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
-
-    rows: how many it has products for; out: logits of the first of them.
-    """
-    last = _represent(w, widths, rows, hidden)
-    at = len(w) - 1
-    np.dot(last[: len(out)], w[at - widths[-2] : at], out)
+    np.dot(before[: len(out)], w[at : at + units], out)
     for r in range(len(out)):
-        out[r] += w[at]
-
-
-@compiled
-def _ways(models, x, widths, seats, hidden, out):
-    """(b, units) on rows (b, d), the way from the direction of one model's representation to the other's."""
-    inside, units = widths[0], widths[1]
-    for at in range(0, len(x), ANSWERED_AT_ONCE):
-        here = out[at : at + ANSWERED_AT_ONCE]
-        seen = _fours(x[at : at + ANSWERED_AT_ONCE], seats)
-        rows = len(seen)
-        here[:] = np.float32(0.0)
-        for model, sign in ((models[0], np.float32(-1.0)), (models[1], np.float32(1.0))):
-            first = model[: units * inside].reshape((units, inside)).T
-            np.dot(seen, first, hidden[: rows * units].reshape((rows, units)))
-            z = _represent(model, widths, rows, hidden)
-            for r in range(len(here)):
-                row, shown = here[r], z[r]
-                scale = sign / _size(shown)
-                for u in range(len(row)):
-                    row[u] += scale * shown[u]
+        out[r] += w[at + units]
 
 
 @compiled

@@ -46,7 +46,12 @@ class NetworkLearner(Learner):
         return np.array([self.data.width, *self.training.hidden, 1])
 
     def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
-        """Let the centers train while the caller does something else; the result waits for their models."""
+        """Let the centers train while the caller does something else; the result waits for their models.
+
+        Losses with other terms than those in the weights are PyTorch's.
+        """
+        if not what.objective.simple:
+            return self.plain.start_round(w, what)
         before, after = held(w), np.empty(w.shape, dtype=np.float32)
         after[self._idle] = w[self._idle]
         wait = self._crew.begin(
@@ -79,15 +84,11 @@ class NetworkLearner(Learner):
             *what.columns.indices(before.shape[1])[:2],
         )
         steps = what.epochs * -(-int(sizes.max()) // t.batch)
-        hooks = (
-            tuple(terms_of(what.objective, self.data.size, self.layout.size)),
-            tuple(self._frozen(what.objective)),
-            tuple(self._prior(what.objective, ids, what.number, steps)),
-            tuple(self._drop(ids, what.number, steps)),
-        )
+        terms = terms_of(what.objective, self.data.size, self.layout.size)
+        drop = self._drop(ids, what.number, steps)
         held, pace = (rows.x, rows.y, rows.start), (orders, what.epochs, t.batch)
-        room = tuple(self._memory())
-        network.train(members, before, after, held, pace, self.widths, tuple(moves), hooks, room)
+        plain = (tuple(part) for part in (moves, terms, drop, self._memory()))
+        network.train(members, before, after, held, pace, self.widths, *plain)
 
     def _drop(self, ids: NDArray[np.uint64], round: int, steps: int) -> network.Drop:
         """Dropout: keys for every (center, step, layer)."""
@@ -97,31 +98,6 @@ class NetworkLearner(Learner):
         keys = streams.bits(self.seed, "dropout", round, ids[:, None, None], index)
         limit = draws.drop_limit(rate) if rate > 0 else 0.0
         return network.Drop(np.float32(rate), np.float32(limit), keys, self._places)
-
-    def _frozen(self, objective: Objective) -> network.Frozen:
-        """The models that representations are compared with."""
-        given, size = objective.contrast, self.layout.size
-        if given is None:
-            return network.Frozen(
-                np.float32(0.0), np.float32(1.0), each_row(None, size), each_row(None, size)
-            )
-        return network.Frozen(
-            np.float32(given.strength),
-            np.float32(given.temperature),
-            each_row(given.near, size),
-            each_row(given.far, size),
-        )
-
-    def _prior(self, objective: Objective, ids: NDArray[np.uint64], round: int, steps: int) -> network.Prior:
-        """The prior of Gaussian weights, and their noise."""
-        given, size = objective.gaussian, self.layout.size
-        if given is None:
-            none = each_row(None, size)
-            return network.Prior(none[:, 0], none, none, none[None])
-        keys = draws.weight_keys(self.seed, ids, round, np.arange(steps, dtype=np.uint64))
-        noise = draws.normals(keys.ravel(), size).reshape(*keys.shape, size)
-        center, spread = each_row(given.center, size), each_row(given.spread, size)
-        return network.Prior(given.say.astype(np.float32), center, spread, noise)
 
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
