@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.lab.rivals.clustered import ClusteredFedAvg, clusters_of
-from abps.lab.rivals.fedmap import FedMAP
+from abps.lab.rivals.clusters import ClusteredFedAvg, clusters_of
+from abps.lab.rivals.personal import FedMAP
 from abps.methods.fedavg import FedAvg, FedProx
 from abps.models.training import Training
 

@@ -8,8 +8,7 @@ import pytest
 from abps import simulate
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import drawn
-from abps.lab.rivals.dac import DAC, passed_on, zscores
-from abps.lab.rivals.pens import PENS
+from abps.lab.rivals.judging import DAC, PENS, passed_on, zscores
 from abps.models.metrics import labels_of, log_loss
 from abps.wire.codecs import codec, frame_size
 

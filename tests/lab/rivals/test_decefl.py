@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from abps.core import matching
 from abps.core.arrays import repeated
 from abps.lab.rivals import choosing
-from abps.lab.rivals.decefl import DeceFL
+from abps.lab.rivals.gossip import DeceFL
 from abps.methods.catalog import CATALOG
 from abps.methods.fedavg import FedAvg
 from abps.models.training import Training

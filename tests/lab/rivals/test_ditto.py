@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from abps.lab.rivals.ditto import Ditto
+from abps.lab.rivals.personal import Ditto
 from abps.methods.fedavg import FedAvg
 from abps.methods.references import Local
 from abps.models.training import Training

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
 from abps.lab.rivals import choosing
-from abps.lab.rivals.facade import Facade
+from abps.lab.rivals.clusters import Facade
 from abps.methods.base import Wire
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from abps.lab.rivals.fedavgm import FedAvgM
+from abps.lab.rivals.corrected import FedAvgM
 from abps.methods.fedavg import FedAvg
 from abps.models.training import Training
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from abps.core.arrays import repeated
-from abps.lab.rivals.feddyn import FedDyn
+from abps.lab.rivals.corrected import FedDyn
 from abps.methods.fedavg import FedAvg
 from abps.models.training import Objective, Training
 

@@ -8,9 +8,8 @@ import pytest
 from abps import simulate
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import own_losses
-from abps.lab.rivals.dpfl import DPFL
 from abps.lab.rivals.ehrfl import EHRFL, nearest
-from abps.lab.rivals.fedfomo import FedFomo, gains, positive_shares
+from abps.lab.rivals.judging import DPFL, FedFomo, gains, positive_shares
 from abps.methods.base import Models
 from abps.methods.peers import Received
 from abps.wire.codecs import codec, frame_size

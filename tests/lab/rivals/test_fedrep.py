@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.lab.rivals.fedrep import FedRep
+from abps.lab.rivals.personal import FedRep
 from abps.methods.base import Wire
 from abps.methods.catalog import CATALOG
 from abps.models.training import Training

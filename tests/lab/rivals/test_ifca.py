@@ -11,8 +11,7 @@ from abps import simulate
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.lab.rivals.choosing import choose, head_start, spread_out
-from abps.lab.rivals.dfca import DFCA
-from abps.lab.rivals.ifca import IFCA
+from abps.lab.rivals.clusters import DFCA, IFCA
 from abps.methods.fedavg import FedAvg
 from abps.methods.star import Server
 from abps.models.metrics import labels_of, log_loss

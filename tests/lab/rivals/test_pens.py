@@ -8,7 +8,7 @@ import pytest
 from abps import simulate
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import drawn
-from abps.lab.rivals.pens import PENS, best_of, neighbours
+from abps.lab.rivals.judging import PENS, best_of, neighbours
 from abps.models.metrics import labels_of, log_loss
 from abps.wire.codecs import codec, frame_size
 

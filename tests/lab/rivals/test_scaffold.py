@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from abps.core.arrays import repeated
 from abps.data.prepare import Prepared, Rows
-from abps.lab.rivals.scaffold import Scaffold
+from abps.lab.rivals.corrected import Scaffold
 from abps.methods.fedavg import FedAvg
 from abps.models.training import Training
 from federations import tiny

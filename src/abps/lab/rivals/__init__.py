@@ -8,27 +8,16 @@ from typing import Final
 from abps.core.selection import Selection
 from abps.lab.rivals.bnn import BNN
 from abps.lab.rivals.boosting import HistogramBoosting
-from abps.lab.rivals.clustered import ClusteredFedAvg
-from abps.lab.rivals.dac import DAC
-from abps.lab.rivals.decefl import DeceFL
+from abps.lab.rivals.clusters import DFCA, IFCA, ClusteredFedAvg, Facade
+from abps.lab.rivals.corrected import FedAvgM, FedDyn, Scaffold
 from abps.lab.rivals.defta import DeFTA
-from abps.lab.rivals.dfca import DFCA
-from abps.lab.rivals.ditto import Ditto
-from abps.lab.rivals.dpfl import DPFL
 from abps.lab.rivals.ehrfl import EHRFL
-from abps.lab.rivals.facade import Facade
-from abps.lab.rivals.fedavgm import FedAvgM
-from abps.lab.rivals.feddyn import FedDyn
-from abps.lab.rivals.fedfomo import FedFomo
-from abps.lab.rivals.fedmap import FedMAP
-from abps.lab.rivals.fedrep import FedRep
-from abps.lab.rivals.gossip import Gossip
-from abps.lab.rivals.ifca import IFCA
+from abps.lab.rivals.gossip import DeceFL, Gossip
+from abps.lab.rivals.judging import DAC, DPFL, PENS, FedFomo
 from abps.lab.rivals.moon import MOON
-from abps.lab.rivals.pens import PENS
+from abps.lab.rivals.personal import Ditto, FedMAP, FedRep
 from abps.lab.rivals.pfedgraph import PFedGraph
 from abps.lab.rivals.regressions import ODAL, MixedModel
-from abps.lab.rivals.scaffold import Scaffold
 from abps.lab.rivals.wpfed import WPFed
 from abps.methods.abps import ABPS
 from abps.methods.base import Wire

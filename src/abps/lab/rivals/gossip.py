@@ -1,24 +1,75 @@
-"""Gossip learning (Hegedűs et al. 2021): every round each center sends its model to one random peer.
-
-A model has an age, the number of rows it has been trained on. A center that receives models merges them
-one after the other in random order, w <- (a w + a' w') / (a + a') and a <- max(a, a'), each as its sender
-had it at the time of sending. Messages go one way: n transfers a round, half of FedAvg's.
-"""
+"""Gossip: DeceFL and D-PSGD on a fixed graph, and gossip learning with random peers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from abps.core import streams
+from abps.core import matching, streams
 from abps.core.arrays import Weights, lerp
+from abps.lab.rivals.choosing import Graph, combine, complete, ring, shuffled
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
 
 
+@dataclass(frozen=True)
+class DeceFL(PeerMethod):
+    """DeceFL (Yuan et al. 2024) and D-PSGD (Lian et al. 2017): gossip on a fixed graph.
+
+    Every center averages its neighbours' models of the *start* of the round with its own and adds its own
+    local displacement to that:
+
+        x_i <- sum_j M_ij x_j + (T_i(x_i) - x_i),      M = I - L / (largest degree + 1),
+
+    so what j learns in a round reaches i in the next one. M is symmetric and its rows and columns sum to one,
+    hence the mean of all models moves by the mean of all displacements. D-PSGD is the same with a shorter
+    local training. ``order=adapt-then-combine`` averages the trained models instead.
+
+    On a ring M is 1/3 for a center and each neighbour. The ring runs through the centers in shuffled order:
+    in the order of their names it would put similar centers side by side.
+
+    graph: ring, changing-ring (a fresh one every round) or complete.
+
+    order: displacement (the method's own) or adapt-then-combine.
+    """
+
+    graph: Graph = "ring"
+    order: Literal["displacement", "adapt-then-combine"] = "displacement"
+
+    kind = "graph"
+
+    def edges(self, context: Context, t: int) -> Ints:
+        """(e, 2) this round's graph."""
+        if self.graph == "complete":
+            return complete(context.n)
+        return ring(shuffled(context, t if self.graph == "changing-ring" else 0))
+
+    def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
+        """Both ways over every edge."""
+        return matching.both_ways(self.edges(context, t))
+
+    def sent(self, state: Models, trained: Models) -> Weights:
+        """Models of the start of the round, or trained ones."""
+        return trained.models if self.order == "adapt-then-combine" else state.models
+
+    def learn(
+        self, context: Context, state: Models, trained: Models, received: Received, t: int
+    ) -> StepResult:
+        """Mix with the neighbours."""
+        degree = np.bincount(self.edges(context, t).ravel(), minlength=context.n)
+        weight = np.full(len(received.receiver), 1.0 / (degree.max(initial=0) + 1))
+        mixed = combine(
+            self.sent(state, trained), received.arrived, received.receiver, received.sender, weight
+        )
+        if self.order == "displacement":
+            mixed = mixed + (trained.models - state.models)
+        return StepResult(Models(mixed))
+
+
 @dataclass(frozen=True, eq=False)
-class State(Models):
+class AgedModels(Models):
     """models: (r, P).  age: (r,) rows that each model has seen."""
 
     age: Floats
@@ -26,21 +77,28 @@ class State(Models):
 
 @dataclass(frozen=True)
 class Gossip(PeerMethod):
-    """wire: codec and private layers."""
+    """Gossip learning (Hegedűs et al. 2021): every round each center sends its model to one random peer.
+
+    A model has an age, the number of rows it has been trained on. A center that receives models merges them
+    one after the other in random order, w <- (a w + a' w') / (a + a') and a <- max(a, a'), each as its sender
+    had it at the time of sending. Messages go one way: n transfers a round, half of FedAvg's.
+
+    wire: codec and private layers.
+    """
 
     #: A model's age travels with it.
     noted = True
 
     kind = "graph"
 
-    def init(self, context: Context) -> State:
+    def init(self, context: Context) -> AgedModels:
         """The common start, of age zero."""
-        return State(context.common_start(), np.zeros(context.r))
+        return AgedModels(context.common_start(), np.zeros(context.r))
 
-    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: AgedModels, t: int, alone: bool) -> AgedModels:
         """The local epochs."""
         age = state.age + self.training.epochs * context.data.train.sizes
-        return State(context.learner.train(state.models, t), age)
+        return AgedModels(context.learner.train(state.models, t), age)
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """Every center to its receiver."""
@@ -58,18 +116,20 @@ class Gossip(PeerMethod):
         chosen: Ints = np.argmax(draw, axis=1)
         return chosen
 
-    def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
+    def note(self, context: Context, trained: AgedModels, listeners: Ints) -> Floats:
         """A model's age."""
         return trained.age
 
-    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
+    def learn(
+        self, context: Context, state: AgedModels, trained: AgedModels, received: Received, t: int
+    ) -> StepResult:
         """Merge what arrives."""
         to, by = received.receiver, received.sender
         # Every message has its own place in the receiver's queue, whatever order centers are listed in.
         receivers = context.ids[to]
         place = streams.uniforms(context.seed, "proposal-order", t, receivers, context.ids[by])
         return StepResult(
-            State(*merge(trained.models, trained.age, received.arrived, received.notes, by, to, place))
+            AgedModels(*merge(trained.models, trained.age, received.arrived, received.notes, by, to, place))
         )
 
 
