@@ -217,7 +217,8 @@ class PlannedRun:
         asked["source"] = source or source_of(kind) or None
         return {name: value for name, value in asked.items() if value is not None} | {
             "method": self.method,
-            "kind": f"{kind.__module__}.{kind.__name__}",  # elsewhere a class stands in no function
+            # Where a class of ours lives decides nothing.
+            "kind": f"{kind.__module__}.{kind.__name__}" if asked["source"] else kind.__name__,
             "config": describe(config),
             "data": self.data,
             "seed": self.seed,
