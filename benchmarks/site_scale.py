@@ -1,11 +1,11 @@
 """What a real federation costs on one machine: startup, a whole study, a round, memory and processor time.
 
 Provisions networks of several sizes on the loopback address (mutual TLS, one process per participant), runs a
-whole study of the flagship under masked sums on each, and adds a row per network to a CSV file. Wall-clock
+whole study of the flagship under masked sums on each, and writes a row per network to a CSV file. Wall-clock
 seconds depend on what else the machine does (``load``: processes that wanted a core), processor seconds
 less: those of a round are of all processes together.
 
-    python benchmarks/site_scale.py --sites 8,16 --csv benchmarks/results/sites.csv
+    python benchmarks/site_scale.py --csv benchmarks/results/sites.csv
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ import psutil
 
 from abps.sites.flare.rehearsal import Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.flare.submit import submit
-from abps.sites.node.status import read_status
 from abps.sites.protocol.commands import Timeouts
+from abps.sites.store.rows import LogEntry
+from abps.sites.store.store import Store
 
 LONG = 1800.0
 
@@ -53,16 +54,22 @@ def measure(folder: Path, plan: RehearsalPlan) -> dict[str, float]:
         if len(r["present"]) != plan.sites or r["missing"]:
             raise SystemExit(f"{plan.sites} sites: round {r['round']} went without {r['missing']}")
     seconds = [r["seconds"] for r in done.report["rounds"]]
-    status = read_status(network.relay / "local")
-    assert status is not None and status.step == "done"  # written when the last round was over
-    over = datetime.datetime.fromisoformat(status.since).timestamp()
+    logs = [_log(folder / "stores" / name / "scale.sqlite") for name in network.sites]
+    over = max(datetime.datetime.fromisoformat(log[-1].at).timestamp() for log in logs)
     first, last = np.interp([over - sum(seconds), over], *zip(*samples, strict=True))
     return {
         "sites": plan.sites, "rounds": len(seconds), "startup s": startup, "study s": study,
         "median round s": statistics.median(seconds), "fastest round s": min(seconds), **memory,
         "CPU s of a study": samples[-1][1], "CPU s of a round": float(last - first) / len(seconds),
+        "kB of a site": statistics.mean(sum(entry.bytes for entry in log) for log in logs) / 1e3,
         "load": os.getloadavg()[0],
     }  # fmt: skip
+
+
+def _log(path: Path) -> list[LogEntry]:
+    """What left a site and what came, as it wrote it down."""
+    with contextlib.closing(Store.look(path)) as store:
+        return store.traffic()
 
 
 @contextlib.contextmanager
@@ -104,28 +111,28 @@ def _watching(processes: Processes) -> Iterator[tuple[dict[str, float], list[tup
 
 
 def main() -> None:
-    """Add a row per size to the table."""
+    """Write a row per size, and print it."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--sites", default="8,16", help="sizes, separated by commas")
     arguments.add_argument(
         "--rounds", type=int, default=20, help="at most; the flagship stops when it is done"
     )
     arguments.add_argument("--stays", type=int, default=300, help="rows per site")
-    arguments.add_argument("--csv", type=Path, help="add the rows to this file")
+    arguments.add_argument("--csv", type=Path, help="write the rows into this file")
     given = arguments.parse_args()
+    rows = []
     for count in (int(part) for part in given.sites.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             settings = {"secure": "yes"}
             plan = RehearsalPlan(count, "scale", "abps-plus", settings, given.rounds, stays=given.stays)
             row = {name: round(value, 3) for name, value in measure(Path(folder), plan).items()}
-        print(row, flush=True)
+        rows.append(row)
+        print(", ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
         if given.csv is not None:
-            new = not given.csv.is_file()
-            with given.csv.open("a", newline="", encoding="utf-8") as stream:
+            with given.csv.open("w", newline="", encoding="utf-8") as stream:
                 writer = csv.DictWriter(stream, row)
-                if new:
-                    writer.writeheader()
-                writer.writerow(row)
+                writer.writeheader()
+                writer.writerows(rows)
 
 
 if __name__ == "__main__":

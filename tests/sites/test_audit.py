@@ -347,7 +347,7 @@ def test_uploads_of_one_study_or_job_are_refused_in_another(four, tmp_path):
         close(network)
 
 
-@pytest.mark.parametrize("spoken", [[1, 3], [3, 0], [4, 0]])
+@pytest.mark.parametrize("spoken", [[1, 3], [3, 1], [4, 1]])
 def test_nobody_talks_a_job_into_another_version(four, keys, tmp_path, spoken):
     """One site says, or the relay says in its name, that it speaks another version: it is left out, and the
     others go on as they were."""

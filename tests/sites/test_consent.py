@@ -15,7 +15,6 @@ from abps.cli.site_command import own_file
 from abps.core.errors import RequestError
 from abps.sites.consent import approval
 from abps.sites.consent.approval import Consent
-from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import Proposal, SignedProposal, sign
@@ -23,6 +22,7 @@ from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare.opening import SiteJob
 from abps.sites.protocol.commands import DeclineCode, DeclineError, Failure, Timeouts
+from abps.sites.store.audit import Journal, JournalEvent
 
 from .loopback import LoopbackNetwork
 from .network import LINEAR, OPEN, close, open_site

@@ -20,11 +20,11 @@ from abps.data.prepare import prepare
 from abps.sites.consent import approval
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
-from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.sitefile import Policy
-from abps.sites.node.explain import read_bundle
+from abps.sites.node.status import read_bundle
 from abps.sites.protocol.commands import Timeouts
+from abps.sites.store.audit import Journal, JournalEvent
 
 from .network import LINEAR
 from .processes import LONG, Processes
@@ -166,7 +166,7 @@ def test_from_a_proposal_through_the_job_to_its_log(console, four):
     )  # the page follows the job by itself
     operator.join(LONG)
     assert operator.outcome.status == "FINISHED:COMPLETED", operator.outcome
-    text = console.until("/studies/icu/status", "the last job ended")
+    text = console.until("/studies/icu/status", "rounds finished")
     store = console.processes.store(console.name, "icu")
     try:
         facts = console.facts()

@@ -17,10 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.lab.synthetic import builtin_table
+from abps.privacy import fixed_point
+from abps.privacy.secure_sum import Group, SumError
 from abps.registry import Registry
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.approval import decide
-from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.kit import REVOKED
 from abps.sites.consent.sitefile import Policy, SiteFile
@@ -33,6 +34,7 @@ from abps.sites.node import measuring
 from abps.sites.node.site import Site
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit
+from abps.sites.store.audit import JournalEvent
 from abps.sites.store.rows import EntryKind
 from abps.sites.store.store import Store
 
@@ -201,31 +203,25 @@ def test_masks_cancel_in_the_sum_of_all_and_hide_each_summand():
     private = {name: X25519PrivateKey.generate() for name in names}
     public = {name: key.public_key().public_bytes_raw() for name, key in private.items()}
     plain = {name: np.round(rng.normal(size=300), 3) for name in names}
+    group = Group(names, "study/1")
     made = {}
     for name in names:
-        masks = sealed.PairwiseMasking(name, "study")
-        masks.prepare(private[name], "history")
-        masks.keys(1, names)
         others = {peer: key for peer, key in public.items() if peer != name}
-        vector = masks.masked(1, others, plain[name], EntryKind.UPLOAD, "")
-        made[name] = np.frombuffer(vector, "<u8").astype(np.uint64)
-    total = masks.total(1, np.sum(list(made.values()), axis=0, dtype=np.uint64).astype("<u8").tobytes())
-    np.testing.assert_allclose(total, np.sum(list(plain.values()), axis=0), atol=4e-6)
+        masks = sealed.CourierMasks(name, private[name], others, "history")
+        made[name] = masks.masked(group, fixed_point.encode(plain[name], 4))
+    total = masks.verified(group, np.sum(list(made.values()), axis=0, dtype=np.uint64))
+    np.testing.assert_allclose(fixed_point.decode(total), np.sum(list(plain.values()), axis=0), atol=4e-6)
     for some in (["a"], ["a", "b"], ["a", "b", "c"]):
         words = np.sum([made[name] for name in some], axis=0, dtype=np.uint64)
         near = (words >> np.uint64(56)) % np.uint64(255) == 0  # small numbers begin with zeros or ones
         assert near.mean() < 0.05
-    masks.prepare(private["d"], "another history")
-    masks.keys(1, names)
-    others = {peer: key for peer, key in public.items() if peer != "d"}
-    again = np.frombuffer(masks.masked(1, others, plain["d"], EntryKind.UPLOAD, ""), "<u8")
+    ring = fixed_point.encode(plain["d"], 4)
+    again = replace(masks, history="another history").masked(group, ring)
     assert not (again == made["d"]).any()
-    with pytest.raises(RequestError, match="key for masks of a is none"):
-        masks.masked(1, others | {"a": bytes(32)}, plain["d"], EntryKind.UPLOAD, "")
-    with pytest.raises(RequestError, match="are not all there"):
-        masks.masked(1, {}, plain["d"], EntryKind.UPLOAD, "")
-    with pytest.raises(RequestError, match="fewer than 3"):
-        masks.keys(1, ("a", "d"))
+    with pytest.raises(SumError, match="key for masks of a is none"):
+        replace(masks, keys=others | {"a": bytes(32)}).masked(group, ring)
+    with pytest.raises(SumError, match="without a proven key"):
+        replace(masks, keys={}).masked(group, ring)
 
 
 @pytest.fixture

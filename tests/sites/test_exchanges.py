@@ -99,7 +99,7 @@ def test_sums_under_masks_are_the_simulations(six, tmp_path, method, settings, r
     np.testing.assert_allclose(models(network, six.names), run.models, atol=1e-4)
     assert not any(kind == "upload" for *_, kind, _ in network.carried)
     site = network.sites[six.names[0]]
-    assert {"mask", "upload"} <= {e.kind for e in site.store.traffic(1) if e.peer == "server"}
+    assert {"mask", "upload"} <= {e.kind for e in site.store.traffic() if e.peer == "server"}
     close(network)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.keys import read_root
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.node.explain import failure_bundle, read_bundle, release_bundle
+from abps.sites.node.status import failure_bundle, read_bundle, release_bundle
+from abps.sites.store.audit import JournalEvent
 from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
 
@@ -53,10 +53,6 @@ def home(made, tmp_path):
     )
     words = [{"message": trace}, {"message": "open was refused: Huber of /geheim is 4711"}]
     (kit / "log.json").write_text("\n".join(json.dumps(each) for each in words))
-    now = {"study": "Huber", "round": 3, "step": "Huber", "since": "2026-11-18T00:00:00+00:00"}
-    (kit / "local" / "abps-now.json").write_text(
-        json.dumps({"schema": "abps.now/1", **now, "waiting": ["Huber"], "process": 0})
-    )
     return kit
 
 
@@ -74,7 +70,6 @@ def test_a_bundle_says_what_failed_and_nothing_of_the_data(home):
         "where": ["abps/sites/node/site.py:88"],
     }
     assert second["command"] == "open"
-    assert bundle["last_step"]["step"] == "another" and bundle["last_step"]["round"] == 3
     (study,) = bundle["studies"]
     assert study["refused"] == {"malformed": 1, "another": 1}
     assert study["log"] == [

@@ -7,14 +7,17 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
+from abps.privacy.secure_sum import Member
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
-from abps.sites.consent.journal import Journal
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Command, DeclineCode, DeclineError, Failure, Timeouts
-from abps.sites.protocol.masking import Masking
+from abps.sites.protocol.masking import MaskedSums
+from abps.sites.store.audit import Journal
+from abps.sites.store.rows import EntryKind
+from abps.sites.store.store import Store
 
 from .loopback import LoopbackNetwork
 from .network import OPEN, close, open_site
@@ -108,40 +111,53 @@ def test_the_relay_gets_no_summand_and_no_upload(four, tmp_path):
         assert np.mean((words >> np.uint64(56)) % np.uint64(255) == 0) < 0.05
         assert np.mean((plain >> np.uint64(56)) % np.uint64(255) == 0) > 0.95
     for site in network.sites.values():
-        assert {e.kind for e in site.store.traffic(1)} >= {"mask", "upload"}
+        assert {e.kind for e in site.store.traffic()} >= {"mask", "upload"}
     assert not network.carried  # nothing goes from site to site
     close(network)
 
 
-def test_a_site_that_falls_away_is_left_out_of_the_sum(six, tmp_path):
+@pytest.mark.parametrize("step", ["begin", "sum_introduce", "sum_meet", "sum_keep"])
+def test_a_site_that_is_away_at_the_first_sum_is_left_out(six, tmp_path, step):
     gone = six.names[3]
     agreement = six.agreement("fedavg", rounds=1, secure="yes")
 
     def lose(name, what, value):
-        return LOST if (name, what) == (gone, "sum_masked") else value
+        return LOST if (name, what) == (gone, step) else value
 
-    network, report = job(six, agreement, tmp_path, 1, Looking(lose))
-    taken = network.taken
-    assert report.rounds[0].missing == {gone: "lost"}
-    rest = np.stack([taken[name] for name in six.names if name != gone])
+    network, _ = job(six, agreement, tmp_path, 1, Looking(lose))
+    assert set(network.taken) == set(six.names) - {gone}
+    rest = np.stack(list(network.taken.values()))
     mean = rest.sum(axis=0)[:-1] / rest.sum(axis=0)[-1]
-    for name in set(six.names) - {gone}:
+    for name in network.taken:
         np.testing.assert_allclose(network.sites[name].models[0], mean, atol=1e-5)
     close(network)
 
 
-@pytest.mark.parametrize("what", ["sum_keys", "sum_shares", "sum_present", "sum_open"])
+def test_without_one_summand_there_is_no_sum(six, tmp_path):
+    gone, words = six.names[3], []
+    agreement = six.agreement("fedavg", rounds=1, secure="yes")
+    network = Relay(lambda name, what, value: LOST if (name, what) == (gone, "sum_masked") else value)
+    for name in six.names:
+        open_site(six, name, agreement, tmp_path, network)
+    Scheduler(network, agreement, 1, QUICK, log=words.append).run(six.names)
+    assert any(f"no sum (5 of 6 summands came ({gone}: lost))" in line for line in words)
+    assert not any(site.store.broadcasts() for site in network.sites.values())
+    close(network)
+
+
+@pytest.mark.parametrize("what", ["sum_introduce", "sum_meet", "sum_masked"])
 def test_a_relay_that_alters_what_it_carries_gets_no_sum(four, tmp_path, what):
+    """A key of its own in a member's name, sealed bytes that were changed, a vector that was changed."""
     agreement = four.agreement("fedavg", rounds=1, secure="yes")
 
     def alter(name, step, value):
         if step != what or name != four.names[0]:
             return value
-        if step == "sum_shares":
+        if step == "sum_introduce":
+            return [Member(name, "").public, *value[1:]]
+        if step == "sum_meet":
             return {k: v[:-1] + bytes([v[-1] ^ 1]) for k, v in value.items()}
-        if step == "sum_open":
-            return [{k: bytes(33) for k in value[0]}, value[1]]
-        return value[:-1] + bytes([value[-1] ^ 1]) if isinstance(value, bytes) else [bytes(32), *value[1:]]
+        return value[:-1] + bytes([value[-1] ^ 1])
 
     words = []
     network = Relay(alter)
@@ -153,26 +169,40 @@ def test_a_relay_that_alters_what_it_carries_gets_no_sum(four, tmp_path, what):
     close(network)
 
 
-def test_no_sum_is_begun_twice_and_strangers_have_no_part():
+def sums_of(names, folder, **more):
+    """Sites' masked sums of ones, without sites; in a rehearsal, unless there are signers."""
+    found = {}
+    for name in names:
+        store = Store.open(folder / f"{name}.sqlite", name, "x")
+        said = []
+
+        def write(kind, size, why, number, sent=True, said=said):
+            said.append((kind, why))
+
+        one = MaskedSums(
+            Member(name, "study/job"), store, write, lambda number, group: np.ones(3), EntryKind.UPLOAD
+        )
+        one.said = said
+        found[name] = one
+    return found
+
+
+def test_no_sum_is_begun_twice_and_strangers_have_no_part(tmp_path):
     names = ("a", "b", "c")
-    sites = {name: Masking(name, "study/job") for name in names}
+    sites = sums_of(names, tmp_path)
     introductions = {name: site.introduction() for name, site in sites.items()}
-    for site in sites.values():
-        site.meet(introductions)
-    sites["a"].keys(2, names)
-    for round, group in ((2, names), (1, names), (3, ("b", "c")), (3, ("a", "b"))):
+    sealed = {name: site.meet(introductions) for name, site in sites.items()}
+    for name, site in sites.items():
+        site.keep({sender: each[name] for sender, each in sealed.items() if sender != name})
+    sites["a"].masked(2, names)
+    for number, group in ((2, names), (1, names), (3, ("a", "b")), (3, ("a", "b", "b")), (3, 7)):
         with pytest.raises(RequestError):
-            sites["a"].keys(round, group)
+            sites["a"].masked(number, group)
     with pytest.raises(RequestError, match="no sum of round 5"):
-        sites["a"].shares(5, {})
-    again = Masking("b", "study/job")  # it was away, and comes back with another key
-    sites["a"].meet({"b": again.introduction()})
-    own = sites["a"].keys(4, ("a", "b", "c", "stranger"))
-    stranger = Masking("stranger", "study/job")
-    stranger.meet(introductions)
-    keys = {"a": own, "stranger": stranger.keys(4, ("a", "b", "c", "stranger"))}
-    with pytest.raises(RequestError, match="not signed"):  # it never introduced itself
-        sites["a"].shares(4, keys | {"b": again.keys(4, ("a", "b", "c", "stranger"))})
+        sites["a"].total(5, bytes(32))
+    for group in (("b", "c", "d"), ("a", "b", "stranger")):
+        with pytest.raises(RequestError, match=r"without a proven key|other members|have not come"):
+            sites["a"].masked(4, group)
 
 
 @pytest.mark.parametrize("group", [("site-1", "site-5", "site-6"), ("site-1", "site-2", "site-3", "site-4")])
@@ -181,7 +211,7 @@ def test_a_relay_with_two_members_opens_no_sum_of_its_own_choice(six, tmp_path, 
 
     class Choosing(Relay):
         def ask(self, sites, command, *arguments, seconds):
-            if command is Command.SUM_KEYS:
+            if command is Command.SUM_MASKED:
                 sites, arguments = [n for n in sites if n in group], (arguments[0], list(group))
             return super().ask(sites, command, *arguments, seconds=seconds)
 
@@ -213,38 +243,31 @@ def test_a_relay_cannot_stand_in_for_a_site(four, tmp_path):
     kits = pytest.importorskip("abps.sites.flare.kits")
     network = kits.provision(tmp_path / "kits", four.names, "localhost", 18997)
     root = (network.sites[four.names[0]] / "startup" / "rootCA.pem").read_bytes()
-    sites = {name: Masking(name, "study/job", read_signer(network.sites[name]), root) for name in four.names}
+
+    def signed(name, folder, context="study/job"):
+        found = sums_of([name], tmp_path / folder)[name]
+        found.member.context = context
+        found.signer, found.authority = read_signer(network.sites[name]), root
+        return found
+
+    sites = {name: signed(name, "all") for name in four.names}
     introductions = {name: site.introduction() for name, site in sites.items()}
     first, second = four.names[:2]
-    for site in sites.values():
-        site.meet(introductions)
-    forged = Masking(second, "study/job").introduction()
-    for lie in (
+    forged = sums_of([second], tmp_path / "forged")[second].introduction()
+    assert (
+        sites[first].meet(introductions).keys() == set(four.names) - {first} and not sites[first].said[1:-1]
+    )
+    for number, lie in enumerate((
         forged,  # a key of its own, unsigned
-        [
-            forged[0],
-            introductions[second][1],
-            introductions[second][2],
-        ],  # with its certificate
+        [forged[0], *introductions[second][1:]],  # with its certificate
         introductions[four.names[2]],  # another member's
-        Masking(
-            second, "another/job", read_signer(network.sites[second]), root
-        ).introduction(),  # of another job
-    ):
-        said = []
-        fresh = Masking(
-            first, "study/job", read_signer(network.sites[first]), root,
-            write=lambda kind, size, why, *more, said=said, **named: said.append((kind, why)),
-        )  # fmt: skip
-        fresh.meet({**introductions, second: lie})
-        assert [f"came as {second}'s is not its own" in why for kind, why in said] == [True]
-        keys = {name: site.keys(1, four.names) for name, site in sites.items() if name != first}
-        keys |= {first: fresh.keys(1, four.names)}
-        with pytest.raises(RequestError, match="not signed"):  # no sum with it
-            fresh.shares(1, keys)
-        for name, site in sites.items():
-            sites[name] = Masking(name, "study/job", site.signer, root, site._identity)
-            sites[name].meet(introductions)
+        signed(second, "another", "another/job").introduction(),  # of another job
+    )):  # fmt: skip
+        fresh = signed(first, f"fresh-{number}")
+        assert second not in fresh.meet({**introductions, second: lie})
+        assert f"came as {second}'s is not its own" in fresh.said[0][1]
+        with pytest.raises(RequestError, match=r"without a proven key|have not come"):  # no sum with it
+            fresh.masked(1, four.names)
 
 
 @pytest.mark.parametrize("entry", [0, 7, -1])
@@ -275,8 +298,9 @@ def test_a_sum_of_other_members_than_before_is_not_opened(six, tmp_path, away):
 
     class Leaving(Relay):
         def ask(self, sites, command, *arguments, seconds):
-            if command is Command.SUM_KEYS and arguments[0] in rounds:
+            if command is Command.SUM_MASKED and arguments[0] in rounds:
                 sites = [name for name in sites if name != left]
+                arguments = (arguments[0], sites)
             return super().ask(sites, command, *arguments, seconds=seconds)
 
     agreement = six.agreement("abps-plus", rounds=12, **PLUS)
@@ -289,8 +313,8 @@ def test_a_sum_of_other_members_than_before_is_not_opened(six, tmp_path, away):
             run.run(six.names)
     else:
         assert run.run(six.names).stopped_early and alike_points(network, six.names)
-    opened = [name for what, name, _ in network.seen if what == "sum_open"]
-    assert opened.count(left) == opened.count(six.names[0])
+    added = [name for what, name, _ in network.seen if what == "sum_masked"]
+    assert added.count(left) == added.count(six.names[0])
     assert sum("no sum" in line for line in words) == len(away)
     close(network)
 
@@ -308,7 +332,7 @@ def test_a_newcomer_gets_the_model_and_is_in_no_sum(six, tmp_path, method):
     site = open_site(six, new, agreement, tmp_path, network)
     report = Scheduler(network, agreement, 28, QUICK).run(six.names)
     assert new in report.rounds[-1].present and site.context.method.finished(site.context.state)
-    assert {name for what, name, _ in network.seen if what == "sum_open"} == set(early)
+    assert {name for what, name, _ in network.seen if what == "sum_masked"} == set(early)
     assert list(site.store.broadcasts()) == list(network.sites[early[0]].store.broadcasts())
     close(network)
 

@@ -22,8 +22,7 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.preview import preview
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile, read
-from abps.sites.coordinator.masked import measure
-from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.coordinator.scheduler import Scheduler, measure
 from abps.sites.node import measuring
 from abps.sites.node.context import may_score
 from abps.sites.node.site import Site
@@ -86,7 +85,7 @@ def counted(files: dict[str, SiteFile], agreement: Agreement, folder) -> Agreeme
         store = Store.open(folder / f"{name}-scales.sqlite", name, agreement.digest(), agreement.notes())
         table = file.read_table(agreement.book)
         network.sites[name] = measuring.ScaleCounting(name, agreement, table, store)
-    scales = measure(network, agreement, NAMES, Timeouts(poll=0.0), "")
+    scales = measure(network, agreement, NAMES, Timeouts(poll=0.0))
     close(network)
     return measuring.with_scales(agreement, scales)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import shutil
 import socket
 import ssl
@@ -22,8 +21,6 @@ from abps.sites.consent import preflight
 from abps.sites.flare import kits
 from abps.sites.flare.kits import Authority
 from abps.sites.flare.rehearsal import free_port
-from abps.sites.node import status
-from abps.sites.node.status import NOW, StatusFile, read_status
 
 from .test_cli import call
 
@@ -315,36 +312,3 @@ def test_the_relays_port_is_taken(made, relay, tmp_path, capsys):
         with pytest.raises(SystemExit) as ended:
             main(["site", "start", str(kit)])
         assert ended.value.code == 2 and "cannot listen on port" in capsys.readouterr().err
-
-
-def test_what_a_job_is_waiting_for(north, made, capsys, monkeypatch):
-    code, found = told(capsys, north)
-    assert found["job"] == ("ok", "no job has run from this kit yet")
-    board = StatusFile(north / "local", "icu")
-    board.write(3, "contribute")
-    assert (
-        read_status(north / "local").step == "contribute"
-        and read_status(north / "local").process == os.getpid()
-    )
-    _, found = told(capsys, north)
-    assert (
-        found["job"][0] == "ok" and "study icu, round 3: uploading to the coordinator for" in found["job"][1]
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(status, "STUCK", 0.0)
-        code, found = told(capsys, north)
-    assert code == 3 and found["job"][0] == "fail" and "look at the logs" in found["job"][1]
-    path = north / "local" / NOW
-    gone = json.loads(path.read_text()) | {"process": 2**22 + 1, "waiting": ["south"]}
-    path.write_text(json.dumps(gone))
-    code, found = told(capsys, north)
-    assert found["job"][0] == "warn" and "is gone, in the midst of uploading" in found["job"][1]
-    board.write(4, "done")
-    assert "the last job ended" in told(capsys, north)[1]["job"][1]
-    assert "job" not in told(capsys, made.operator)[1]
-
-
-def test_a_board_on_a_broken_disk_ends_nothing(tmp_path):
-    (tmp_path / "file").touch()
-    StatusFile(tmp_path / "file", "icu").write(1, "train")
-    assert read_status(tmp_path / "file") is None

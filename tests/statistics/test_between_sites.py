@@ -27,8 +27,7 @@ from abps.fitted.handover import site_statistics
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.masked import measure
-from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.coordinator.scheduler import Scheduler, measure
 from abps.sites.node import measuring
 from abps.sites.node.site import Site
 from abps.sites.store.store import Store
@@ -86,7 +85,7 @@ class Study:
             store = Store.open(path, name, agreement.digest(), agreement.notes())
             table = self.own(name, agreement.study).read_table(agreement.book)
             network.sites[name] = measuring.ScaleCounting(name, agreement, table, store)
-        scales = measure(network, agreement, names, QUICK, "")
+        scales = measure(network, agreement, names, QUICK)
         close(network)
         return measuring.with_scales(agreement, scales)
 
@@ -288,12 +287,9 @@ def test_wrong_columns_and_models_are_named_before_anything_leaves(tmp_path, met
 # Absent members --------------------------------------------------------------------------------------
 
 
-def lose(gone, after=0):
-    """A relay that loses what a site adds to sums, from some sum on."""
-    seen = iter([True] * after + [False] * 1000)
-    return Relay(
-        lambda name, what, value: LOST if (name, what) == (gone, "sum_masked") and not next(seen) else value
-    )
+def lose(gone):
+    """A relay that does not get through to a site when a round begins."""
+    return Relay(lambda name, what, value: LOST if (name, what) == (gone, "begin") else value)
 
 
 def test_a_study_that_waits_opens_no_sum_without_a_member_and_names_it(tmp_path):

@@ -24,14 +24,14 @@ from abps.app.jobs import command_words, last_sentence, run_now
 from abps.app.pages import WORDS, checked_form, go, page
 from abps.core.errors import RequestError
 from abps.sites.consent import approval, preflight, sitefile
-from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.kit import read_certificate, read_kit
 from abps.sites.consent.preflight import Check
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node import status as account
-from abps.sites.node.explain import release_bundle
+from abps.sites.node.status import release_bundle
 from abps.sites.store import audit
+from abps.sites.store.audit import JournalEvent
 from abps.sites.store.store import Store
 
 #: Lines of the log on a page, and values of a preview.
@@ -92,17 +92,17 @@ def _proposals(request: Request) -> list[dict[str, Any]]:
 
 
 def _now(request: Request) -> list[Check]:
-    """The days of the certificate, and what a job here is doing; nothing where there is no kit."""
+    """The days of the certificate; nothing where there is no kit."""
     with contextlib.suppress(RequestError):
         kit, now = read_kit(_kit(request)), datetime.datetime.now(datetime.UTC)
         certificate = read_certificate(kit.certificate)
         days = preflight.of_certificate("certificate", certificate, now, preflight.RENEW_KEY)
-        return [days, *account.diagnose(kit)]
+        return [days]
     return []
 
 
 def overview(request: Request) -> Response:
-    """What was proposed, whether the certificate is good, and what runs."""
+    """What was proposed, and whether the certificate is good."""
     return page(
         request, "console.html", proposals=_proposals(request), name=_own(request).site, now=_now(request),
         command=_command(request, "proposals"),
@@ -167,7 +167,7 @@ def status(request: Request) -> Response:
         found = account.summary(store)
     study = request.path_params["study"]
     return page(
-        request, "console_status.html", study=study, found=found, now=_now(request)[1:],
+        request, "console_status.html", study=study, found=found,
         command=_command(request, "status", "--study", study),
     )  # fmt: skip
 

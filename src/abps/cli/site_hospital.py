@@ -23,11 +23,11 @@ from abps.data import harmonise as maps
 from abps.data.prepare import excluded_columns
 from abps.sites.consent import approval, keys, preflight, sitefile
 from abps.sites.consent import preview as values
-from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.kit import Role, participant_kit, read_certificate, read_kit
 from abps.sites.consent.preflight import State
 from abps.sites.node import status as account
 from abps.sites.store import audit
+from abps.sites.store.audit import JournalEvent
 from abps.sites.store.store import Store
 
 #: The exit code of a check that fails: neither a wrong request nor an internal error.
@@ -144,7 +144,7 @@ def check(
     Example: abps site check kits/north
     """
     given, book = read_kit(kit), None if codebook is None else site_command.read_codebook(codebook)
-    found = [*account.diagnose(given), *preflight.checks(given, book)]
+    found = list(preflight.checks(given, book))
     failed = any(c.state is State.FAIL for c in found)
     rows = [{"check": c.name, "state": str(c.state), "sentence": c.sentence} for c in found]
     if not emit(as_json, {"kit": str(kit), "name": given.name, "ok": not failed, "checks": rows}):
@@ -442,7 +442,7 @@ def explain(
 
     Example: abps site explain north --out bundle.json; abps site explain north --release bundle.json --by Ada
     """
-    from abps.sites.node.explain import failure_bundle, read_bundle, release_bundle
+    from abps.sites.node.status import failure_bundle, read_bundle, release_bundle
 
     if release is not None:
         release_bundle(source, release, by)

@@ -21,7 +21,7 @@ from abps.core.errors import RequestError
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.methods.base import Context, Floats, Ints, Kind, Method, Wire
 from abps.privacy import fixed_point
-from abps.privacy.fixed_point import NUMBER, protocol_bytes
+from abps.privacy.fixed_point import masked_bytes
 from abps.wire.codecs import codec, frame_size
 
 if TYPE_CHECKING:
@@ -181,9 +181,9 @@ def rows_of(chosen: NDArray[np.bool_], new: Any, old: Any) -> Any:
 def masked_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int]) -> Traffic:
     """Bytes of a round: messages of these lengths go up in one masked sum, and come down in clear."""
     plain = star_cost(line, centers, (), down, False)
-    sent = centers * NUMBER * (sum(up) + 1)
+    sent = masked_bytes(centers, sum(up))
     edge = max(sent, (sent + plain.directed + 1) // 2)
-    return Traffic(edge, sent + plain.directed, protocol_bytes(centers))
+    return Traffic(edge, sent + plain.directed)
 
 
 def summands(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> Floats:

@@ -44,26 +44,14 @@ def exact_sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return decode(encode(values, len(values)).sum(axis=0, dtype=np.uint64))
 
 
-#: Two public keys and a signature; a sealed pair of shares with 32 bytes for checks; a signature; one share;
-#: a masked number.
-KEYS, SEALED, SIGNATURE, SHARE, NUMBER = 2 * 32 + 64, 98 + 16, 64, 33, 8
-
-
-def protocol_bytes(members: int) -> int:
-    """Bytes of all messages of one sum except the masked vectors, both ways, if no member drops out.
-
-    Every member sends its keys and gets those of all; sends and gets a share for each other member; signs the
-    presence list and gets all signatures; sends a share of every member's seed.
-    """
-    others = members - 1
-    each = KEYS * (1 + members) + 2 * SEALED * others + SIGNATURE * (1 + members) + SHARE * members
-    return members * each
+#: Bytes of a masked number.
+NUMBER = 8
 
 
 def masked_bytes(members: int, entries: int) -> int:
-    """All bytes of one sum of vectors with so many entries, and a check of each, without the result.
+    """Bytes of the masked vectors of one sum, each with a check; keys are exchanged once in a study.
 
-    >>> masked_bytes(3, 10) - protocol_bytes(3)
+    >>> masked_bytes(3, 10)
     264
     """
-    return protocol_bytes(members) + members * NUMBER * (entries + 1)
+    return members * NUMBER * (entries + 1)

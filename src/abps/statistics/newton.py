@@ -147,9 +147,8 @@ class Fit:
 
     @property
     def bytes(self) -> int:
-        """All bytes under masked sums: masked vectors and their protocol, and totals to every hospital."""
-        n = self.hospitals
-        return self.rounds * fixed_point.protocol_bytes(n) + 2 * n * fixed_point.NUMBER * self.entries
+        """All bytes under masked sums: masked vectors and totals to every hospital, each with a check."""
+        return 2 * self.hospitals * fixed_point.NUMBER * (self.entries + self.rounds)
 
 
 def together(programs: Sequence[SumProgram[T]]) -> list[T]:

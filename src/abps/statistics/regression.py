@@ -371,7 +371,7 @@ def summary(result: RegressionResult) -> str:
         f"{result.family} regression, {how}: {result.rows:,} rows of {result.taking_part} hospitals"
         f"{f', {result.events:,} events' if result.family != 'linear' else ''}; "
         f"{f'{result.incomplete:,} incomplete' if result.centers else 'incomplete'} rows left out. "
-        f"{result.rounds} rounds, {result.bytes / 1e6 / result.taking_part:.2f} MB per hospital under masked "
+        f"{result.rounds} rounds, {result.bytes / 1e3 / result.taking_part:.1f} kB per hospital under masked "
         "sums."
     )
     name, value, p = ("Likelihood-ratio", result.lr, result.lr_p)

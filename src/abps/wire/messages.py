@@ -25,9 +25,8 @@ from enum import IntEnum
 
 from abps.core.ledger import CONTROL_MESSAGE
 
-#: (major, minor) of this abps. 3.0: exchanges with a coordinator alone; masked sums carry a check.
-#: 3.1: missed broadcasts without headers of their own.
-VERSION = (3, 1)
+#: (major, minor) of this abps. 4.0: a masked sum takes one step, with keys of the job.
+VERSION = (4, 0)
 
 _LAYOUT = struct.Struct("<BBHIQ")
 _HEAD_BODY = struct.Struct("<Q32s")

@@ -17,12 +17,11 @@ from typing import Any
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.consent.journal import Journal, JournalEvent, JournalLine
 from abps.sites.consent.kit import RevocationList
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import Policy, safe_name
 from abps.sites.protocol.commands import DeclineCode, DeclineError
-from abps.sites.store.audit import sign_head
+from abps.sites.store.audit import Journal, JournalEvent, JournalLine, sign_head
 from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store, StoreInUse
 

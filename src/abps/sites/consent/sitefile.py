@@ -19,8 +19,8 @@ from abps.data.harmonise import map_digest, map_path
 from abps.data.outcome import EncodedLabel
 from abps.data.table import own_outcome, own_table
 from abps.privacy.small_counts import MIN_CELL
-from abps.sites.consent.journal import Journal
 from abps.sites.consent.keys import read_signer
+from abps.sites.store.audit import Journal
 from abps.wire.admission import Limits
 
 if TYPE_CHECKING:

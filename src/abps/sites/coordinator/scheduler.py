@@ -1,31 +1,33 @@
 """The scheduler of a job, at the relay: a clock.
 
-It says when a round begins, when to upload, to aggregate and to finish. It never sees a model; of masked sums
-it sees the totals. Sites that exceed the timeouts, or the grace period after the others, skip the rest of the
-round and are asked again in the next. A site whose process was gone takes part again in the next job.
+It says when a round begins, when to upload, to aggregate and to finish. It never sees a model. Of masked
+sums, in exchanges and in counts for common scales (:mod:`abps.sites.node.measuring`), it passes keys on, adds
+up masked vectors, and sees the totals. Sites that exceed the timeouts, or the grace period after the others,
+skip the rest of the round and are asked again in the next. A site whose process was gone takes part again in
+the next job.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from abps import files
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.streams import center_ids
 from abps.methods.coordinated import coordinators
+from abps.privacy import fixed_point
 from abps.privacy.secure_sum import SumError
 from abps.release import VERSION
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.masked import MaskedRelay
 from abps.sites.coordinator.steps import MembersMissing, enough, open_sites, run_step
+from abps.sites.node.measuring import MEASURE, Floats, Tally
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import (
     Answers,
@@ -40,6 +42,8 @@ from abps.sites.protocol.commands import (
 from abps.wire import messages
 from abps.wire.admission import capped_rows
 from abps.wire.number_lists import MOST
+
+T = TypeVar("T")
 
 #: How many members are tried as the coordinator of an exchange.
 TRIED = 3
@@ -97,6 +101,129 @@ class JobReport:
         return {"schema": "abps.job/2", **asdict(self), "bytes": sum(r.bytes for r in self.rounds)}
 
 
+class MaskedRelay:
+    """The relay's part in the masked sums of one job."""
+
+    def __init__(self, line: SiteLine, timeouts: Timeouts) -> None:
+        self.line, self.timeouts = line, timeouts
+        self.ready: frozenset[str] = frozenset()  # sites that know the others' keys
+
+    def introduce(self, names: Sequence[str]) -> dict[str, Failure]:
+        """Let sites know each other's keys, and seal for each other what checks totals. Returns who has not,
+        and why."""
+        keys, why = self._ask(names, lambda v: _bytes_of(v, 3), Command.SUM_INTRODUCE)
+        sealed, deaf = self._ask(keys, lambda v: _by_name(v, keys), Command.SUM_MEET, keys)
+        # All parcels to all at once, of which each site opens its own: a call per site would take longer.
+        parcels = {name: {who: each[name] for who, each in sealed.items() if name in each} for name in sealed}
+        kept, lost = self._ask(sealed, lambda v: None, Command.SUM_KEEP, parcels)
+        self.ready = frozenset(kept)
+        return why | deaf | lost
+
+    def total(self, number: int, names: Sequence[str], entries: int) -> MaskedTotal:
+        """The sum over those of the sites that are ready; ``SumError`` unless all of them add to it."""
+        group = [name for name in sorted(names) if name in self.ready]
+        rings, why = self._ask(group, lambda v: _ring(v, entries + 1), Command.SUM_MASKED, number, group)
+        if why or not group:
+            said = "; ".join(f"{name}: {failure}" for name, failure in sorted(why.items()))
+            raise SumError(f"{len(rings)} of {len(group)} summands came{f' ({said})' if said else ''}")
+        total = np.sum(list(rings.values()), axis=0, dtype=np.uint64)
+        return MaskedTotal(total.astype("<u8").tobytes(), tuple(group))
+
+    def _ask(
+        self, sites: Iterable[str], check: Callable[[Any], T], command: Command, *arguments: Any
+    ) -> tuple[dict[str, T], dict[str, Failure]]:
+        replies, failed = self.line.ask(sorted(sites), command, *arguments, seconds=self.timeouts.talk)
+        good, invalid = commands.check_all(replies, check)
+        return good, failed | invalid
+
+
+@dataclass(frozen=True)
+class MaskedTotal:
+    """A sum with its check, as it goes to members; and whose summands are in it."""
+
+    data: bytes
+    names: tuple[str, ...]
+
+    @property
+    def values(self) -> Floats:
+        return fixed_point.decode(np.frombuffer(self.data, "<u8").astype(np.uint64)[:-1])
+
+
+def _bytes_of(value: Any, count: int) -> list[bytes]:
+    """So many short strings of bytes."""
+    if len(value) != count or any(not isinstance(part, bytes) or len(part) > 10_000 for part in value):
+        raise ValueError("no bytes")
+    return list(value)
+
+
+def _by_name(value: Any, names: Collection[str]) -> dict[str, bytes]:
+    if not isinstance(value, dict) or not set(value) <= set(names):
+        raise ValueError("not of members")
+    return dict(zip(value, _bytes_of(list(value.values()), len(value))))
+
+
+def _ring(value: Any, entries: int) -> fixed_point.Ring:
+    if not isinstance(value, bytes) or len(value) != 8 * entries:
+        raise ValueError("no masked vector")
+    return np.frombuffer(value, dtype="<u8").astype(np.uint64)
+
+
+def measure(
+    line: SiteLine,
+    agreement: Agreement,
+    members: Sequence[str],
+    timeouts: Timeouts,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """What the study lacks for common scales, as sites know it from an earlier job, or counted now."""
+    why = open_sites(line, sorted(members), timeouts, [MEASURE])
+    there = [name for name in sorted(members) if name not in why]
+    replies, failed = line.ask(there, Command.MEASURE, seconds=timeouts.talk)
+    mine = agreement.digest()
+    facts, invalid = commands.check_all(replies, lambda v: _facts(v, mine))
+    why |= failed | invalid
+    kept = Counter(json.dumps(scales, sort_keys=True) for _, scales in facts.values() if scales is not None)
+    if kept:
+        return dict(json.loads(kept.most_common(1)[0][0]))
+    for name, reason in sorted(why.items()):
+        log(f"{name} does not count: {reason}")
+    try:
+        return _counted(
+            MaskedRelay(line, timeouts), agreement, {n: rows for n, (rows, _) in facts.items()}, log
+        )
+    except SumError as error:
+        raise MembersMissing(f"the common scales could not be counted ({error}); submit again") from error
+
+
+def _counted(
+    relay: MaskedRelay, agreement: Agreement, rows: Mapping[str, int], log: Callable[[str], None]
+) -> dict[str, Any]:
+    for name, reason in sorted(relay.introduce(sorted(rows)).items()):
+        log(f"{name} does not count: {reason}")
+    tally = Tally(agreement)
+    while not tally.found.done:
+        number = tally.found.taken + 1
+        found = relay.total(number, list(rows), tally.found.entries)
+        tally.members = len(found.names)
+        most = sum(rows[name] for name in found.names) + 0.5 + tally.doubt() * tally.found.edges.shape[1]
+        columns = found.values.reshape(tally.columns, -1)
+        if (columns < -tally.doubt() - 0.5).any() or (columns.sum(axis=1) > most).any():
+            raise SumError("a total is more than all rows, or less than none: a site adds what it has not")
+        waits = relay.timeouts
+        run_step(relay.line, found.names, waits.talk, waits, Command.SUM_TOTAL, number, found.data)
+        tally.take(found.values, found.names)
+    log(f"common scales of {tally.columns} columns, counted under masks by {tally.members} sites")
+    return tally.result()
+
+
+def _facts(value: Any, digest: str) -> tuple[int, dict[str, Any] | None]:
+    """A site's training rows and scales, if it is in this study."""
+    scales = value["scales"]
+    if value["agreement"] != digest or not (scales is None or isinstance(scales, dict)):
+        raise ValueError("another study")
+    return commands.whole(value["rows"], 0, commands.MOST_ROWS), scales
+
+
 class Scheduler:
     """Runs one job: some rounds of a study."""
 
@@ -107,32 +234,23 @@ class Scheduler:
         rounds: int,
         timeouts: Timeouts | None = None,
         log: Callable[[str], None] = lambda line: None,
-        memory: Path | None = None,
-        notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
         revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
-        job: str = "",
         scales: Mapping[str, Any] | None = None,
     ) -> None:
-        """memory: a folder for the last round of the study that was run here.
-        notice: called with every step that is waited for: (round, step, sites).
-        revoked: the authority's list as it stands, to be passed on, and the members that it expels.
-        job: its name, the same at all sites.
-        scales: what was counted for the study before (:mod:`.measuring`), to be named to sites.
+        """revoked: the authority's list as it stands, to be passed on, and the members that it expels.
+        scales: what was counted for the study before (:func:`measure`), to be named to sites.
         """
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
-        self.line, self.agreement, self.rounds, self.job = line, agreement, rounds, job
+        self.line, self.agreement, self.rounds = line, agreement, rounds
         self.method = agreement.config()
         self.timeouts = timeouts or Timeouts()
-        self.log, self.notice, self.revoked = log, notice, revoked
-        self._seen = None if memory is None else memory / f"{agreement.digest()}.round"
+        self.log, self.revoked = log, revoked
         self._open_arguments: list[Any] = [] if scales is None else [None, dict(scales)]
         self._passed_on = ""
-        self._at = 0  # the round
         self._roster: tuple[str, ...] = ()
         self._joined: frozenset[str] = frozenset()  # sites that take part
         self._well: frozenset[str] = frozenset()  # sites that ended the last round well
-        self._silent: frozenset[str] = frozenset()  # sites that gave no sign of life when asked last
         self._reports: list[JobRound] = []
         self._scores: dict[str, float] = {}  # validation scores of the last round, by site
         self._masks: MaskedRelay | None = None
@@ -155,8 +273,7 @@ class Scheduler:
         joined, absent = self.line.ask(sorted(ready), Command.JOIN, *arguments, seconds=self.timeouts.sign)
         left_out |= absent
         if self.method.privacy.secure:
-            purpose = f"{self.agreement.digest()}/{self.job}"
-            self._masks = MaskedRelay(self.line, purpose, there, self.timeouts)
+            self._masks = MaskedRelay(self.line, self.timeouts)
             left_out |= self._masks.introduce(sorted(joined))
         self._step(sorted(joined), self.timeouts.talk, Command.INTRODUCE, first)
         self._joined = self._well = frozenset(joined)
@@ -173,14 +290,10 @@ class Scheduler:
     def _gather(self) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
         """The sites that are there and agree; and why others are not."""
         roster = self._roster
-        failures = open_sites(
-            self.line, roster, self.timeouts, *self._open_arguments,
-            notice=lambda waiting: self.notice(self._at, Command.OPEN, waiting),
-        )  # fmt: skip
+        failures = open_sites(self.line, roster, self.timeouts, *self._open_arguments)
         ready, unfit = self._greet([name for name in roster if name not in failures])
         failures |= unfit
-        seen = int(self._seen.read_text(encoding="utf-8")) if self._seen and self._seen.is_file() else 0
-        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}, seen):
+        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
             detail = f"it says that it has finished round {ready.pop(name)['round']}, and nobody else has"
             failures[name] = Failure(DeclineCode.MISFIT, detail)
         for name, failure in sorted(failures.items()):
@@ -226,27 +339,22 @@ class Scheduler:
         """Who is there: sites that ended the last round well, and those of the others that answer."""
         members, missing = self._members(sorted(self._joined))
         here = [name for name in members if name in self._well]
-        asked = [name for name in members if name not in self._well]
-        for seconds, names in (
-            (self.timeouts.sign, [name for name in asked if name not in self._silent]),
-            (self.timeouts.again, [name for name in asked if name in self._silent]),
-        ):
-            states, silent = self.line.ask(names, Command.PING, seconds=seconds)
-            self._silent = self._silent.difference(states).union(silent)
-            missing |= silent
-            for name, state in states.items():
-                if state == SiteState.READY:
-                    here.append(name)
-                else:
-                    why = "it is still busy with an earlier step"
-                    missing[name] = Failure(DeclineCode.NOT_READY, why)
+        states, silent = self.line.ask(
+            [name for name in members if name not in self._well], Command.PING, seconds=self.timeouts.sign
+        )
+        missing |= silent
+        for name, state in states.items():
+            if state == SiteState.READY:
+                here.append(name)
+            else:
+                missing[name] = Failure(DeclineCode.NOT_READY, "it is still busy with an earlier step")
         return sorted(here), missing
 
     # A round
 
     def _round(self, t: int) -> bool:
         """One round. Returns whether all sites say that the method is done."""
-        began, self._at, self._late = self.line.now(), t, Counter()
+        began, self._late = self.line.now(), Counter()
         here, missing = self._present()
         done, failed = self.line.ask(here, Command.BEGIN, t, here, seconds=self.timeouts.sign)
         missing |= failed
@@ -261,9 +369,6 @@ class Scheduler:
         missing |= failed | invalid
         self._report(t, present, concluded, missing, began)
         self._well = frozenset(concluded) - set(missing)
-        if self._seen is not None:
-            files.folder(self._seen.parent)
-            files.write_text(self._seen, str(t))
         return bool(concluded) and all(done for _, _, done in concluded.values())
 
     def _coordinated(self, t: int, present: list[str], missing: dict[str, Failure]) -> Rest:
@@ -311,7 +416,6 @@ class Scheduler:
                 ) from error
             return Rest.UNREACHABLE
         self._without_sum = 0
-        missing |= found.missing
         took, failed = self._work(_without(list(found.names), missing), Command.SUM_TOTAL, t, found.data)
         missing |= failed
         self.log(f"round {t}: the sum of {len(found.names)} sites" if took else f"round {t}: no sum is taken")
@@ -328,7 +432,6 @@ class Scheduler:
             before, seen = seen, self.line.now()
             if len(waiting) <= len(sites) - enough(len(sites)):  # most are done, and wait for these
                 self._late.update(dict.fromkeys(waiting, seen - before))
-            self.notice(self._at, command, waiting)
 
         return run_step(self.line, sites, limit, self.timeouts, command, *arguments, notice=notice)
 
@@ -352,13 +455,12 @@ class Scheduler:
             self.log(f"round {t}: without {name} ({reason})")
 
 
-def _far_ahead(rounds: Mapping[str, int], seen: int = 0) -> list[str]:
-    """The site that says it is more than a round ahead of all others, of which there are two at least, and of
-    what this relay has seen of the study: newcomers may outnumber those who were there."""
+def _far_ahead(rounds: Mapping[str, int]) -> list[str]:
+    """The site that says it is more than a round ahead of all others, of which there are two at least."""
     if len(rounds) < 3:
         return []
     *_, second, first = sorted(rounds, key=lambda name: rounds[name])
-    return [first] if rounds[first] > max(rounds[second], seen) + 1 else []
+    return [first] if rounds[first] > rounds[second] + 1 else []
 
 
 def _without(sites: Sequence[str], missing: Mapping[str, Failure]) -> list[str]:

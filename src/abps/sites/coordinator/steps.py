@@ -25,7 +25,7 @@ class MembersMissing(RequestError):
 
 
 def open_sites(
-    line: SiteLine, sites: Sequence[str], timeouts: Timeouts, *arguments: Any, notice: Notice
+    line: SiteLine, sites: Sequence[str], timeouts: Timeouts, *arguments: Any
 ) -> dict[str, Failure]:
     """Let sites open their part, which people there have to allow: sites without a decision are asked again
     until the time for approval is over. Returns who has not, and why."""
@@ -36,14 +36,11 @@ def open_sites(
     # longer than anybody is waited for.
     sign = min(timeouts.talk, max(timeouts.sign, timeouts.grace))
     while True:
-        _, why = run_step(
-            line, waiting, timeouts.work, timeouts, Command.OPEN, *arguments, sign=sign, notice=notice
-        )
+        _, why = run_step(line, waiting, timeouts.work, timeouts, Command.OPEN, *arguments, sign=sign)
         failed = {name: each for name, each in failed.items() if name not in waiting} | why
         waiting = [name for name, each in why.items() if each.code is DeclineCode.APPROVAL]
         if not waiting or line.now() >= until:
             return failed
-        notice(waiting)
         line.pause(PAUSE)
 
 

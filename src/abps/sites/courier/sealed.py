@@ -17,19 +17,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from abps.core.errors import RequestError
-from abps.privacy import fixed_point
-from abps.privacy.secure_sum import Group, SumError, pair_mask
+from abps.privacy.fixed_point import Ring
+from abps.privacy.secure_sum import Group, masked_vector
 from abps.sites.consent import keys
 from abps.sites.consent.keys import Signer, seal, unseal
 from abps.sites.consent.kit import RevocationList
 from abps.sites.protocol import commands
-from abps.sites.protocol.masking import Floats, Masking
-from abps.sites.store.rows import EntryKind, canonical
+from abps.sites.store.rows import canonical
 
 SCHEMA = "abps.courier/1"
 
@@ -170,52 +168,20 @@ def digest(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
 
-class PairwiseMasking(Masking):
-    """Masked sums in one step: each pair of members has a mask that one adds and the other subtracts.
+@dataclass(frozen=True)
+class CourierMasks:
+    """The masks of one sum.  key, keys: this site's, and the others', made for it alone.  history: the files
+    that all sites have alike before it."""
 
-    The masks cancel when the vectors of all members are added, and only then; so nobody may drop out, and
-    nothing has to be opened. Every member adds up for itself. Keys are made for one sum and then deleted.
-    """
+    name: str
+    key: X25519PrivateKey
+    keys: Mapping[str, bytes]
+    history: str
 
-    def prepare(self, private: X25519PrivateKey | None, history: str) -> None:
-        """The next sum: this site's key, and the files that all sites have alike before it."""
-        self._private, self._history = private, history
+    def masked(self, group: Group, vector: Ring) -> Ring:
+        own = Group(group.members, f"{group.context}/{self.history}")
+        return masked_vector(vector, self.key, self.keys, own, self.name)
 
-    def keys(self, round: int, group: Any) -> list[bytes]:
-        """The group is all members; their keys have come with the files before."""
-        try:
-            self._group = Group(
-                tuple(sorted(group)), f"{self.context}/{self.what}/{round}/{self._history}", {}
-            )
-        except SumError as error:
-            raise RequestError(f"the masked sum: {error}") from error
-        return []
-
-    def masked(
-        self, round: int, sealed: Mapping[str, bytes], summand: Floats, kind: EntryKind, why: str
-    ) -> bytes:
-        """The summand under the masks of all pairs.  sealed: the others' public keys."""
-        if self._private is None or {*sealed, self.name} != set(self._group.members):
-            raise RequestError(f"the keys for the masks of {self.what} {round} are not all there")
-        ring = fixed_point.encode(summand, len(self._group.members))
-        for peer, public in sorted(sealed.items()):
-            try:
-                mask = pair_mask(self._private, public, self._group, self.name, peer, len(ring))
-            except ValueError as error:
-                raise RequestError(f"the key for masks of {peer} is none ({error})") from error
-            ring = ring + mask
-        made = ring.astype("<u8").tobytes()
-        self.write(kind, len(made), f"{why}, under masks", round)
-        return made
-
-    def present(self, round: int, names: Any) -> bytes:
-        """Nobody can be missing."""
-        return b""
-
-    def opened(self, round: int, signatures: Any) -> list[dict[str, bytes]]:
-        """There is nothing to open."""
-        return [{}, {}]
-
-    def total(self, round: int, data: bytes) -> Floats:
-        """The sum, which this site has added up itself."""
-        return fixed_point.decode(np.frombuffer(data, "<u8").astype(np.uint64))
+    def verified(self, group: Group, total: Ring) -> Ring:
+        """Every member adds up for itself."""
+        return total

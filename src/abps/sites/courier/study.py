@@ -30,16 +30,16 @@ from abps.methods.coordinated import coordinators
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent, decision_on
-from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.kit import Membership, Role, read_kit
 from abps.sites.consent.proposal import Proposal, SignedProposal, sign
 from abps.sites.courier import sealed
-from abps.sites.courier.sealed import CourierFile, CourierStep, Letter, PairwiseMasking
+from abps.sites.courier.sealed import CourierFile, CourierMasks, CourierStep, Letter
 from abps.sites.flare.opening import SiteJob, open_study
 from abps.sites.node import measuring
 from abps.sites.node.site import Site
 from abps.sites.protocol.commands import DeclineCode, DeclineError
-from abps.sites.protocol.masking import SumSteps
+from abps.sites.protocol.masking import MaskedSums
+from abps.sites.store.audit import JournalEvent
 from abps.sites.store.rows import EntryKind
 from abps.sites.store.store import Store
 from abps.wire import messages
@@ -263,14 +263,9 @@ class Courier:
     def _count(self, part: measuring.ScaleCounting) -> None:
         """The counts for common scales, from the first one again: their totals are in the files."""
         for p in range(1, self.first):
-            self._mask(part.sums, p)
-            part.sums.keys(p, self.members)
-            if not self._written(p):
-                self._write_sum(p, part.sums.masked(p, self._public(p)))
+            self._add(part.sums, p, p)
             if not self._all(p):
                 return
-            part.sums.present(p, self.members)
-            part.sums.open(p, self.members, {})
             part.sum_total(p, self._total(p))
 
     def _exchange(self, site: Site, p: int) -> bool:
@@ -282,10 +277,7 @@ class Courier:
             raise RequestError(f"this site has nothing to upload in exchange {t}, and the others wait for it")
         sums = exchanges.sums if step is CourierStep.SUM else None
         if sums is not None:
-            self._mask(sums, p)
-            sums.keys(t, self.members)
-            if not written:
-                self._write_sum(p, sums.masked(t, self._public(p)))
+            self._add(sums, p, t)
         elif first != self.me:
             self._write(step, p, Letter())
         if self.missing():
@@ -295,8 +287,6 @@ class Courier:
             for kind, data in self._read(*each).open(self.me, self.signer).messages:
                 site.receive(each[2], kind, data)
         if sums is not None:
-            sums.present(t, self.members)
-            sums.open(t, self.members, {})
             exchanges.take_total(t, self._total(p))
         elif first == self.me:
             exchanges.coordinate(t)
@@ -323,21 +313,18 @@ class Courier:
         """The step whose files have the keys of a sum."""
         return max(q for q in range(p) if self.track[q] is not CourierStep.UPLOAD)
 
-    def _mask(self, sums: SumSteps, p: int) -> None:
-        """Give sums the masks of the next one."""
-        write = sums.masking.write
-        made = PairwiseMasking(self.me, f"{self.digest}/{JOB}", write=write, what=self.track[p])
-        made.prepare(None if self._written(p) else self._key(self._announced(p))[0], self.history(p))
-        sums.masking = made
-
-    def _public(self, p: int) -> dict[str, bytes]:
-        """The others' keys for the masks of a sum."""
-        letters = self._letters(self._announced(p))
-        return {name: each.key for name, each in letters.items() if name != self.me}
-
-    def _write_sum(self, p: int, vector: bytes) -> None:
+    def _add(self, sums: MaskedSums, p: int, number: int) -> None:
+        """Write this site's summand under masks, once, and delete the key that they were made with."""
+        announced, history = self._announced(p), self.history(p)
+        if self._written(p):
+            sums.masker = CourierMasks(self.me, X25519PrivateKey.generate(), {}, history)
+            sums.begin(number, self.members)
+            return
+        public = {name: each.key for name, each in self._letters(announced).items() if name != self.me}
+        sums.masker = CourierMasks(self.me, self._key(announced)[0], public, history)
+        vector = sums.masked(number, self.members)
         self._write(self.track[p], p, Letter(0, self._key(p)[1], vector), self.members)
-        (self.folder / "keys" / f"{self._announced(p)}.key").unlink(missing_ok=True)
+        (self.folder / "keys" / f"{announced}.key").unlink(missing_ok=True)
 
     def _total(self, p: int) -> bytes:
         """All members' masked summands, added up: the masks cancel."""

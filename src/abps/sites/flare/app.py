@@ -25,16 +25,13 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
-from abps.sites.coordinator.masked import measure
-from abps.sites.coordinator.scheduler import Scheduler, StudyFinished
+from abps.sites.coordinator.scheduler import Scheduler, StudyFinished, measure
 from abps.sites.coordinator.steps import MembersMissing
 from abps.sites.flare import opening
 from abps.sites.flare.process import Intake
 from abps.sites.node.measuring import MEASURE, with_scales
-from abps.sites.node.status import StatusFile
 from abps.sites.node.transport import UnreachableError
 from abps.sites.protocol.commands import (
     LONG,
@@ -47,6 +44,7 @@ from abps.sites.protocol.commands import (
     Timeouts,
     code_of,
 )
+from abps.sites.store.audit import Journal, JournalEvent
 from abps.wire.admission import Reason
 
 log = logging.getLogger("abps")
@@ -115,18 +113,14 @@ class FlareSite:
         self._opened_as: tuple[Any, Any] = (None, None)  # what the open part is for
         self._joined = False  # whether this site is in the job
         self._last_code = ""  # the last decline code that left
-        self._round = 0
         self._work: threading.Thread | None = None
         self._state: list[Any] = [str(StepState.DONE), None]
-        self._status = StatusFile(job.local, _study(self.proposal))
 
     @collab.final
     def end(self) -> None:
         """Leave the store closed."""
-        if hasattr(self, "_site"):
-            self._status.write(self._round, "done")
-            if self._site is not None:
-                self._site.store.close()
+        if getattr(self, "_site", None) is not None:
+            self._site.store.close()
 
     @collab.publish
     def receive(self, what: str, data: bytes) -> bytes:
@@ -204,16 +198,12 @@ class FlareSite:
         if work is None:
             raise RequestError(f"{what!r} cannot be started before the site is open")
         self._state = [str(StepState.BUSY), None]
-        if arguments and isinstance(arguments[0], int):
-            self._round = arguments[0]
-        self._status.write(self._round, what)
 
         def run() -> None:
             try:
                 self._state = [str(StepState.DONE), work(*arguments)]
             except Exception as error:
                 self._state = [self._failed(what, error), None]
-            self._status.write(self._round, "idle")
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
         self._work.start()
@@ -257,14 +247,6 @@ class FlareSite:
         return answer
 
 
-def _study(text: str) -> str:
-    """The study's name in a job's proposal; empty in what is no proposal."""
-    try:
-        return str(json.loads(text)["proposal"]["agreement"]["study"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
 class FlareScheduler:
     """The scheduler of a job, at the relay. It leaves what it knows of the job in ``abps-job.json``."""
 
@@ -286,24 +268,21 @@ class FlareScheduler:
             raise
 
     def _run(self) -> dict[str, Any]:
-        job, root = str(collab.fl_ctx.get_job_id()), Path(collab.workspace.get_root_dir())
         timeouts = Timeouts(**(self.timeouts or {}))
         proposal = SignedProposal.from_json(json.loads(self.proposal)).proposal
         line = _Line({proxy.name: proxy for proxy in collab.clients})
         members = sorted(proposal.members or line.sites)
         agreement, scales = proposal.agreement, None
-        status = StatusFile(Path(collab.workspace.get_site_config_dir()), proposal.study)
-        known = Membership(root)
+        known = Membership(Path(collab.workspace.get_root_dir()))
         if agreement.uncounted:
             there = [name for name in members if name not in known.now.expelled]
-            scales = measure(line, agreement, there, timeouts, job, log.info, status.write)
+            scales = measure(line, agreement, there, timeouts, log.info)
             agreement = with_scales(agreement, scales)
-        report = Scheduler(
-            line, agreement, self.rounds, timeouts, log.info, root / "abps-server", status.write,
-            lambda: (known.text, frozenset(known.now.expelled)), job, scales=scales,
-        ).run(members)  # fmt: skip
-        status.write(report.rounds[-1].round if report.rounds else 0, "done")
-        return report.to_json()
+        scheduler = Scheduler(
+            line, agreement, self.rounds, timeouts, log.info,
+            lambda: (known.text, frozenset(known.now.expelled)), scales,
+        )  # fmt: skip
+        return scheduler.run(members).to_json()
 
 
 class _Line:

@@ -20,7 +20,6 @@ from abps.data.screening import identifying_reason
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent, anchored, check_journal, declining
-from abps.sites.consent.journal import Journal
 from abps.sites.consent.kit import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sitefile import SiteFile
@@ -30,6 +29,7 @@ from abps.sites.node.differencing import check_table
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Send
 from abps.sites.protocol.commands import DeclineCode
+from abps.sites.store.audit import Journal
 from abps.sites.store.store import Store, StoreInUse
 
 #: Seconds that the process of the last job gets to release the store.

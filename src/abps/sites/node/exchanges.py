@@ -23,11 +23,12 @@ from abps.core.streams import center_ids
 from abps.methods.base import Floats
 from abps.methods.coordinated import Broadcast, Upload, coordinators
 from abps.methods.sum_study import SumStudy
+from abps.privacy.secure_sum import Member
 from abps.sites.node.context import SiteContext
 from abps.sites.node.differencing import revealing_members
 from abps.sites.node.transport import RELAY, REPEATS, AuditedTransport, Gate, UnreachableError
 from abps.sites.protocol.commands import Command
-from abps.sites.protocol.masking import Masking, SumSteps
+from abps.sites.protocol.masking import MaskedSums
 from abps.sites.store.rows import EntryKind
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
@@ -44,13 +45,12 @@ class Exchanges:
     def __init__(self, context: SiteContext, transport: AuditedTransport, gate: Gate) -> None:
         self.context, self.transport, self.gate = context, transport, gate
         self.method = context.method
-        self.sums: SumSteps | None = None
+        self.sums: MaskedSums | None = None
         if context.method.privacy.secure:
-            terms, purpose = context.terms, f"{context.digest}/{context.terms.job}"
-            masking = Masking(context.name, purpose, terms.signer, terms.authority, write=self.log_sum)
-            self.sums = SumSteps(
-                masking, context.store, self._summand, EntryKind.UPLOAD, objection=self._objection
-            )
+            member = Member(context.name, f"{context.digest}/{context.terms.job}")
+            self.sums = MaskedSums(member, context.store, self.log_sum, self._summand, EntryKind.UPLOAD)
+            self.sums.signer, self.sums.authority = context.terms.signer, context.terms.authority
+            self.sums.objection = self._objection
         self._busy = threading.RLock()  # one computation at a time: they share buffers
         self.begin()
 
@@ -73,15 +73,17 @@ class Exchanges:
             return found
         return found | self.sums.commands() | {Command.SUM_TOTAL: self.take_total}
 
-    def _summand(self, round: int, group: Sequence[str]) -> Floats:
-        """What this site adds; the group of a sum is the roster of the job, which was checked against the
-        members that people approved, and no other."""
+    def _summand(self, round: int, names: Sequence[str]) -> Floats:
+        """What this site adds; a sum is of more than two thirds of the roster of the job, which was checked
+        against the members that people approved, and of nobody else."""
         summand = self.context.need(round, self.summand, "anything to add to a sum")
-        if set(group) != set(self.context.roster):
+        roster = self.context.roster
+        if not set(names) <= set(roster) or len(names) < 2 * len(roster) // 3 + 1:
             raise RequestError(
-                f"the relay names {len(group)} sites for a sum, and the job has {len(self.context.roster)}; "
-                "a sum of others than all members is refused"
+                f"the relay names {len(names)} sites for a sum, and the job has {len(roster)}; a sum of few "
+                "members, or of others, is refused"
             )
+        self.summand = None  # it leaves once
         return summand
 
     def _objection(self, names: list[str], first: bool) -> str:
@@ -179,7 +181,7 @@ class Exchanges:
         if self.sums is None or not due:
             raise RequestError(f"{context.name} waits for no total of round {round}")
         own = context.need(round, self._own, "a summand of its own")
-        values = self.sums.masking.total(round, data)
+        values = self.sums.total(round, data)
         if values.shape != own.values[0].shape:
             raise RequestError(f"the relay's total of round {round} is not a sum of our uploads")
         why = f"the total of round {round}, under masks"

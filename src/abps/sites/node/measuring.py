@@ -40,12 +40,13 @@ from abps.data.split import assign_splits
 from abps.methods.accounting import counting_of
 from abps.privacy.budget import Release
 from abps.privacy.fixed_point import masked_bytes
+from abps.privacy.secure_sum import Member
 from abps.privacy.small_counts import least_rows
 from abps.sites.consent.agreement import Agreement
 from abps.sites.node.context import JobTerms, pay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
-from abps.sites.protocol.masking import Masking, SumSteps
+from abps.sites.protocol.masking import MaskedSums
 from abps.sites.store.rows import EntryKind, LogEntry, canonical, utc
 from abps.sites.store.store import Store
 
@@ -64,11 +65,6 @@ MEDIANS = "medians"
 def store_name(study: str) -> str:
     """The study whose store holds the scales."""
     return f"{study} {MEASURE}"
-
-
-def measuring_context(agreement: Agreement, job: str) -> str:
-    """What the masks are for: they fit no other study, job or purpose."""
-    return f"{agreement.digest()}/{job}/{MEASURE}"
 
 
 def with_scales(agreement: Agreement, counted: Mapping[str, Any]) -> Agreement:
@@ -186,10 +182,10 @@ class ScaleCounting:
         self._counting = counting_of(agreement.config(), agreement.seed + terms.secret)
         self.relay = RELAY  # who carries the counts; without a relay, all members
         self.rows = int(start[-1])
-        purpose = measuring_context(agreement, terms.job)
-        masking = Masking(name, purpose, terms.signer, terms.authority, write=self.log, what="count")
-        # A count that is opened again, after a job that failed, is of the same members.
-        self.sums = SumSteps(masking, store, self._summand, EntryKind.STATISTICS, str, self._pay)
+        member = Member(name, f"{agreement.digest()}/{terms.job}/{MEASURE}")
+        self.sums = MaskedSums(member, store, self.log, self._summand, EntryKind.STATISTICS, "count")
+        self.sums.signer, self.sums.authority = terms.signer, terms.authority
+        self.sums.key, self.sums.leaving = str, self._pay  # a count that is made again is of the same members
         self._own: Floats | None = None  # this site's counts of the sum under way
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {
@@ -231,7 +227,7 @@ class ScaleCounting:
         """The total of a count, as the scheduler says; whether it was the last."""
         if self._own is None or number != self._tally.found.taken + 1:
             raise RequestError(f"there is no count {number} under way")
-        total = self.sums.masking.total(number, data)
+        total = self.sums.total(number, data)
         if total.size != self._own.size:
             raise RequestError("the total is none")
         self._tally.members = len(self.sums.listed)

@@ -244,8 +244,5 @@ class Site:
         return may_score(data.validation.y, data.validation.patient, data.outcome, data.min_cell)
 
     def _bytes(self, round: int) -> int:
-        """What the method has sent in a round, and both ways of masked sums."""
-        entries = self.store.traffic(round)
-        return sum(
-            e.bytes for e in entries if e.kind is EntryKind.MASK or (e.sent and e.kind not in _NOT_COUNTED)
-        )
+        """What the method has sent in a round."""
+        return sum(e.bytes for e in self.store.traffic(round) if e.sent and e.kind not in _NOT_COUNTED)

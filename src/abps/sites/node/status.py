@@ -1,5 +1,11 @@
-"""How a study stands at a site: what its store holds for its owner, everything that ever left, and what the
-process of a job is doing this moment (a small file with names of sites and of steps, nothing of the data)."""
+"""How a study stands at a site: what its store holds for its owner, everything that ever left, and, if
+something failed, what an operator needs to help.
+
+The failure bundle is redacted by construction: it is made of numbers, times, versions, names of members and
+words of fixed lists (checks, codes, kinds of log rows, places in our own source). No sentence of the site's
+log is copied: one may hold a path or a value of the table. The site reads the bundle, a named person releases
+it, which signs it and is recorded in the journal; the operator verifies the signature.
+"""
 
 from __future__ import annotations
 
@@ -7,99 +13,28 @@ import contextlib
 import csv
 import datetime
 import json
-import os
+import platform
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+import abps
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.outcome import parse_outcome
-from abps.sites.consent.kit import Kit, Role
-from abps.sites.consent.preflight import Check, State
+from abps.release import VERSION
+from abps.sites.consent import keys, sitefile
+from abps.sites.consent.kit import Kit, read_kit
+from abps.sites.consent.preflight import checks
 from abps.sites.node.context import ledger_of
-from abps.sites.protocol.commands import Command
-from abps.sites.store.audit import heads_json
-from abps.sites.store.rows import EntryKind, LogEntry
+from abps.sites.protocol.commands import Command, DeclineCode
+from abps.sites.store.audit import JournalEvent, heads_json
+from abps.sites.store.rows import EntryKind, LogEntry, canonical, digest
 from abps.sites.store.store import Store
-
-#: The file's name, in the participant's ``local`` folder.
-NOW = "abps-now.json"
-
-_NOW_SCHEMA = "abps.now/1"
-
-#: What a step of a round means, for people.
-STEPS = {
-    Command.OPEN: "reading its table and its store",
-    Command.INTRODUCE: "returning heads of logs",
-    Command.CONTRIBUTE: "uploading to the coordinator",
-    Command.COORDINATE: "aggregating as the coordinator",
-    Command.CONCLUDE: "updating its model",
-    Command.SUM_TOTAL: "updating the common model",
-    "idle": "waiting for the scheduler",
-    "done": "done",
-}
-
-
-@dataclass(frozen=True)
-class StepStatus:
-    """step: of the round (0: before the first).  waiting: for whom.  since: when the step began, UTC."""
-
-    study: str
-    round: int
-    step: str
-    since: str
-    waiting: tuple[str, ...] = ()
-    process: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """How long the step has lasted."""
-        began = datetime.datetime.fromisoformat(self.since)
-        return max(0.0, (datetime.datetime.now(datetime.UTC) - began).total_seconds())
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process that wrote it still runs (on this machine)."""
-        with contextlib.suppress(psutil.Error):
-            return psutil.Process(self.process).status() != psutil.STATUS_ZOMBIE
-        return False
-
-
-class StatusFile:
-    """The file in which a process says what it is doing."""
-
-    def __init__(self, local: Path, study: str) -> None:
-        self.path = Path(local) / NOW
-        self.study = study
-        self._last: tuple[int, str, tuple[str, ...]] | None = None
-
-    def write(self, round: int, step: str, waiting: Sequence[str] = ()) -> None:
-        """A step begins. A disk that is full or gone must not end a job."""
-        status = (round, step, tuple(waiting))
-        if status == self._last:
-            return
-        self._last = status
-        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        now = StepStatus(self.study, round, step, at, tuple(waiting), os.getpid())
-        with contextlib.suppress(RequestError, OSError):
-            files.write_json(self.path, {"schema": _NOW_SCHEMA, **asdict(now)})
-
-
-def read_status(local: Path) -> StepStatus | None:
-    """What a job here is doing, or did last; None if there was none yet."""
-    try:
-        data = json.loads((Path(local) / NOW).read_text(encoding="utf-8"))
-        if data.pop("schema") != _NOW_SCHEMA:
-            return None
-        return StepStatus(**{**data, "waiting": tuple(data["waiting"])})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
+from abps.wire.admission import Reason
 
 #: The privacy account in an export.
 PRIVACY = "privacy.json"
@@ -124,6 +59,7 @@ def summary(store: Store) -> dict[str, Any]:
         "validation_auroc": rounds[-1].validation if rounds else None,
         "measure": _measure(facts),
         "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
+        "last_message": max((e.at for e in store.traffic()), default=None),
         "bytes_sent": {**sent, "total": sum(sent.values())},
         "epsilon": account.get("epsilon"),
         "epsilon_budget": account.get("budget"),
@@ -171,30 +107,131 @@ def export(store: Store, out: Path) -> list[Path]:
     return [folder / name for name in ("audit.txt", *tables, *documents)]
 
 
-#: Seconds in one step after which a job counts as stuck.
-STUCK = 300.0
+FAILURE_SCHEMA = "abps.failure/2"
+
+#: What signatures of bundles are for.
+PURPOSE = "failure bundle"
+
+#: Packages whose versions matter.
+_PACKAGES = ("grpcio", "numpy", "nvflare", "polars")
+
+#: How many log rows, decline codes and errors a bundle has at most, and bytes of a process's log are read.
+MOST, MOST_BYTES = 30, 4_000_000
+
+#: A frame of our own code in a traceback; the name of an error, without its message; a command that failed.
+_FRAME = re.compile(r'File "[^"]*?(abps/[a-z_/]+\.py)", line (\d+)')
+_ERROR = re.compile(r"\b([A-Z]\w*)\b(?=:|\n|$)")
+_COMMAND = re.compile(r"internal error in ([a-z_]+)|\b([a-z_]+) was refused")
 
 
-def diagnose(kit: Kit) -> Iterator[Check]:
-    """What a job here is waiting for, and since when; a step that is stuck fails."""
-    now = read_status(kit.local)
-    if kit.role is Role.OPERATOR:
-        return  # it runs no job
-    if now is None:
-        yield Check("job", State.OK, "no job has run from this kit yet")
-        return
-    what = STEPS.get(now.step, now.step)
-    where = (
-        f"study {now.study}, round {now.round}" if now.round else f"study {now.study}, before its first round"
-    )
-    if now.step == "done":
-        yield Check("job", State.OK, f"{where}: the last job ended at {now.since}")
-    elif not now.alive:
-        seen = f"{where}: the process of the job is gone, in the midst of {what}, since {now.since} or later"
-        yield Check("job", State.WARN, f"{seen}; submit the job again")
-    else:
-        whom = f" by {', '.join(now.waiting)}" if now.waiting else ""
-        seen = f"{where}: {what}{whom} for {now.seconds:.0f} s, since {now.since}"
-        state = State.FAIL if now.seconds > STUCK else State.OK
-        hint = "; look at the logs there" if state is State.FAIL else ""
-        yield Check("job", state, f"{seen}{hint}")
+def failure_bundle(kit: Path) -> dict[str, Any]:
+    """What went wrong at a site, as plain data that may leave it."""
+    given, now = read_kit(kit), datetime.datetime.now(datetime.UTC)
+    store, lines = given.folder, []
+    with contextlib.suppress(RequestError):
+        own = sitefile.find(given.name, given.local)
+        store = Path(own.store)
+        lines = own.journal(given.folder).lines()
+    sent = [line for line in lines if line.facts.get("code") in set(DeclineCode)][-MOST:]
+    return {
+        "schema": FAILURE_SCHEMA,
+        "site": given.name,
+        "at": now.isoformat(timespec="seconds"),
+        "versions": {
+            "abps": VERSION, "python": platform.python_version(), "system": platform.system(),
+            **{each.name: each.version for each in metadata.distributions() if each.name in _PACKAGES},
+        },
+        "checks": {check.name: str(check.state) for check in checks(given)},
+        "declined": [{"at": line.at, "code": str(line.facts["code"])} for line in sent],
+        "errors": list(_errors(given)),
+        "studies": list(_studies(store)),
+    }  # fmt: skip
+
+
+def _errors(kit: Kit) -> Iterator[dict[str, Any]]:
+    """Errors in the logs of the site's processes: their names, commands, and where in our code they arose."""
+    names, source = _error_names(Exception), Path(abps.__file__).parents[1]
+    for path in sorted(kit.folder.rglob("log.json"), key=lambda p: p.stat().st_mtime)[-3:]:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - MOST_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+        found = [line for line in lines if "Traceback" in line or "was refused" in line]
+        for line in found[-MOST:]:
+            text = line.replace("\\n", "\n").replace('\\"', '"')
+            commands = [a or b for a, b in _COMMAND.findall(text) if (a or b) in set(Command)]
+            frames = [each for each in _FRAME.findall(text) if (source / each[0]).is_file()]
+            yield {
+                "command": commands[0] if commands else None,
+                "errors": [name for name in _ERROR.findall(text) if name in names][-2:],
+                "where": [f"{place}:{number}" for place, number in frames[-3:]],
+            }
+
+
+def _error_names(kind: type[BaseException]) -> set[str]:
+    """The names of Python's errors and of ours: no other word of a log is repeated."""
+    ours = kind.__module__ == "builtins" or kind.__module__.startswith("abps.")
+    below = {name for each in kind.__subclasses__() for name in _error_names(each)}
+    return below | ({kind.__name__} if ours else set())
+
+
+def _studies(folder: Path) -> Iterator[dict[str, Any]]:
+    """The last log rows of every study, without their words, and refusals by reason."""
+    for path in sorted(folder.glob("*.sqlite")):
+        with contextlib.suppress(RequestError), contextlib.closing(Store.look(path)) as store:
+            refused: Counter[str] = Counter()
+            for (_, reason), count in store.refusals().items():
+                refused[reason if reason in set(Reason) else "another"] += count
+            said = ("at", "round", "peer", "sent", "kind", "bytes")
+            rows = [{name: getattr(e, name) for name in said} for e in store.traffic()[-MOST:]]
+            facts = {"agreement": store.facts()["agreement"], "round": store.round}
+            yield {**facts, "refused": dict(refused), "log": rows}
+            continue
+        yield {"agreement": None, "round": None, "refused": {}, "log": [], "damaged": True}
+
+
+def release_bundle(kit: Path, path: Path, by: str) -> dict[str, Any]:
+    """Sign a bundle that somebody has read, and record the release; the signed bundle replaces the file."""
+    bundle, given = _read(path), read_kit(kit)
+    if bundle["site"] != given.name:
+        raise RequestError(
+            f"{path} is of {bundle['site']}, not of {given.name}; write it with `abps site explain`"
+        )
+    if not by.strip():
+        raise RequestError("a release needs the name of the person who decides it: --by NAME")
+    journal = sitefile.find(given.name, given.local).journal(given.folder)
+    if journal.signer is None:
+        raise RequestError(f"{kit} has no key to sign with; take the kit as it was made")
+    plain = {name: value for name, value in bundle.items() if name not in ("certificate", "signature")}
+    data = canonical(plain)
+    journal.write(JournalEvent.RELEASED, bundle=digest(data).hex(), by=by.strip(), bytes=len(data))
+    signature = journal.signer.sign(PURPOSE, data).hex()
+    signed = {**plain, "certificate": journal.signer.certificate.decode(), "signature": signature}
+    files.write_json(path, signed)
+    return signed
+
+
+def read_bundle(path: Path, authority: bytes) -> dict[str, Any]:
+    """A released bundle whose signature is its site's, without certificate and signature."""
+    bundle = _read(path)
+    certificate, signature = (str(bundle.pop(name, "")) for name in ("certificate", "signature"))
+    try:
+        signed = canonical(bundle), bytes.fromhex(signature)
+        if keys.signer_of(certificate.encode(), authority, PURPOSE, *signed).name != bundle["site"]:
+            raise ValueError("another site signed it")
+    except ValueError as error:
+        raise RequestError(f"{path} was not released by {bundle['site']}: {error}") from error
+    return bundle
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        bundle = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(bundle, Mapping) or bundle.get("schema") != FAILURE_SCHEMA:
+            raise ValueError("another schema")
+        if not all(isinstance(each["log"], list) for each in bundle["studies"]):
+            raise ValueError("no log of a study")
+        return {**bundle, "site": str(bundle["site"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path} is no failure bundle ({error}); write it with `abps site explain`"
+        ) from error

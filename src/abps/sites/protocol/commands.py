@@ -112,11 +112,8 @@ class Command(StrEnum):
     # Masked sums, and counts for common scales
     SUM_INTRODUCE = "sum_introduce"
     SUM_MEET = "sum_meet"
-    SUM_KEYS = "sum_keys"
-    SUM_SHARES = "sum_shares"
+    SUM_KEEP = "sum_keep"
     SUM_MASKED = "sum_masked"
-    SUM_PRESENT = "sum_present"
-    SUM_OPEN = "sum_open"
     SUM_TOTAL = "sum_total"
     MEASURE = "measure"
 
@@ -148,7 +145,6 @@ class Timeouts:
     """Seconds that the scheduler waits: for a sign of life, for work (training), for talk between sites.
 
     poll: between two questions whether something is done.  grace: for the last sites, once enough are done.
-    again: for a sign of life of a site that gave none before.
     approval: for people at the sites to decide, before a job begins.  call: one call between two sites.
     """
 
@@ -157,7 +153,6 @@ class Timeouts:
     talk: float = 120.0
     poll: float = 0.2
     grace: float = 300.0
-    again: float = 1.0
     approval: float = 0.0
     call: float = 10.0
 
