@@ -1,6 +1,7 @@
 """What the check must catch in tables as hospitals export them: each finding of the field as a test."""
 
 import datetime
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -8,7 +9,7 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
-from abps.data.roles import is_age, is_called, is_patient_name, is_sex
+from abps.data.roles import is_called, is_patient_name
 from abps.data.screening import center_warnings
 from abps.data.table import load_file, read_table
 from dirty_tables import GERMAN_FEATURES, GERMAN_ROLES, german_table
@@ -183,8 +184,14 @@ def test_columns_are_found_whatever_their_case(tmp_path):
 @pytest.mark.parametrize(
     ("names", "recognised"),
     [
-        (["Geschlecht", "sexe", "Sexo", "sesso", "gender", "SEX", "is_female", "weiblich"], is_sex),
-        (["Alter", "Alter bei Aufnahme", "âge", "Age (years)", "edad", "età", "idade", "anchor_age"], is_age),
+        (
+            ["Geschlecht", "sexe", "Sexo", "sesso", "gender", "SEX", "is_female", "weiblich"],
+            partial(is_called, kind="sex"),
+        ),
+        (
+            ["Alter", "Alter bei Aufnahme", "âge", "Age (years)", "edad", "età", "idade", "anchor_age"],
+            partial(is_called, kind="age"),
+        ),
         (["Patientennummer", "patient_id", "PatientID", "Pat.-Nr.", "subject_id"], is_patient_name),
     ],
 )

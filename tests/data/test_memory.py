@@ -119,7 +119,7 @@ GOOD = np.random.default_rng(0).normal(size=(200, 2))
         (GOOD[:, 0], {"label": np.arange(200) % 2, "center": ["a"] * 200}, "is no table"),
         ("stays.csv", {"label": "y", "center": "c"}, "stays.csv"),
         ("stays.csv", {"label": GOOD[:, 0], "center": "c"}, "name the columns"),
-        (GOOD, {"label": "y", "center": "c", "feature_names": ["a"]}, "1 different names for 2 columns"),
+        (GOOD, {"label": "y", "center": "c", "feature_names": ["a"]}, "1 name\\(s\\) for 2 columns"),
         (GOOD, {"label": "x9", "center": "x1"}, "there is no column 'x9' for label"),
         ({"a": [1, 2], "b": [1]}, {"label": "a", "center": "b"}, "1 and 2"),
         (

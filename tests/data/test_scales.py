@@ -78,13 +78,12 @@ def test_a_codebook_with_statistics_survives_its_file(icu):
 def test_what_the_consortium_gives_stands(icu):
     whole = icu[2]
     name = prepare(whole, 11).book.numbers[0]
-    given_scale = Scale(low=40.0, high=100.0, fill=60.0)
-    assert (given_scale.center, given_scale.spread) == (70.0, 10.0)
+    given_scale = Scale(70.0, 10.0, 60.0)
     book = replace(codebook(whole, 11), statistics={name: given_scale})
     data = prepare(whole, 11, book, standardise="common")
     kept = data.book.statistics[name]
     assert kept == given_scale
-    np.testing.assert_array_equal(given_scale.read(np.array([np.nan, 30.0, 80.0])), [-1.0, -1.0, 1.0])
+    np.testing.assert_array_equal(given_scale.read(np.array([np.nan, 80.0])), [-1.0, 1.0])
     assert data.agreed < prepare(whole, 11, standardise="common").agreed
 
 

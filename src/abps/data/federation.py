@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from abps.core.errors import DataWarning, RequestError, nearest
 from abps.data.outcome import BINARY, Outcome
 from abps.data.repairs import RULES, Repair
-from abps.data.roles import Roles, is_age, is_sex
+from abps.data.roles import Roles, is_called
 from abps.data.screening import ColumnFinding
 from abps.evaluate.performance import age_groups, frequent, thirds
 from abps.registry import imported
@@ -297,7 +297,7 @@ def groups_of(federation: Federation, columns: Sequence[str]) -> dict[str, list[
     for column in columns:
         if column not in known:
             raise RequestError(f"there is no column {column!r} for subgroups{nearest(column, known)}")
-    found = [c for c in features.columns if is_sex(c) or is_age(c)]
+    found = [c for c in features.columns if is_called(c, "sex") or is_called(c, "age")]
     return {name: part_names(known[name]) for name in dict.fromkeys([*found, *columns])}
 
 
@@ -319,4 +319,4 @@ def part_names(column: pl.Series) -> list[str | None]:
     known = values[np.isfinite(values)]
     if len(np.unique(known)) <= 5:
         return [None if not np.isfinite(v) else f"{v:g}" for v in values.tolist()]
-    return age_groups(values) if is_age(column.name) else thirds(values)
+    return age_groups(values) if is_called(column.name, "age") else thirds(values)

@@ -339,10 +339,9 @@ def metadata(
     if min_cell:
         count = np.maximum(count, base)
     published, about = outcome.published(federation.label[train])
-    if outcome.kind == "continuous":
-        parts = [*(sums(center, n, column) / count for column in published.T), np.log(count)]
-    else:
-        parts = [*(share(column) for column in published.T), np.log(count)]
+    counted = outcome.kind != "continuous"
+    parts = [share(column) if counted else sums(center, n, column) / count for column in published.T]
+    parts.append(np.log(count))
     names = [*about, "log training rows"]
     if federation.time is not None:
         parts.append(sums(center, n, federation.time[train]) / count / 2030.0)

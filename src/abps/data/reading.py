@@ -1,14 +1,13 @@
 """Tables as people have them: Parquet, Excel, text of whatever separator and encoding, or data in memory.
 
 A text file may separate its cells by comma, semicolon, tab or bar, be written as UTF-8 (with or without a
-byte order mark), UTF-16 or Windows-1252, and be compressed with gzip; its bytes decide, not its name. Title
-lines above the header are skipped with a warning. A line with too many or too few cells stops the reading
-with its number.
+byte order mark), UTF-16 with one, or Windows-1252, and be compressed with gzip; its bytes decide, not its
+name. Title lines above the header are skipped with a warning. A line with too many or too few cells stops the
+reading with its number.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import importlib.util
@@ -30,13 +29,13 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 #: Cells that are empty in every column, whatever it holds.
 GAPS = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 
-#: Bytes from the beginning of a file by which separator and encoding without a mark are judged.
+#: Bytes from the beginning of a file by which its separator is judged.
 SAMPLE = 1 << 16
 
 #: Lines above the header that may be titles.
 MOST_TITLES = 20
 
-#: Above this size in bytes, a text with quotes is not scanned for ragged lines before it is parsed.
+#: Above this size in bytes, a text is not scanned for ragged lines before it is parsed.
 SCANNED = 1 << 28
 
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -190,16 +189,11 @@ def _refuse_ragged(content: bytes, separator: str, width: int, path: Path, above
 
     above: lines of the file above this content.
     """
-    if b'"' not in content:
-        mark = separator.encode()
-        counts = ((k, line.count(mark) + 1) for k, line in enumerate(io.BytesIO(content)) if line.strip())
-        found = next(((k + 1, n) for k, n in counts if n != width), None)
-    elif len(content) > SCANNED:
+    if len(content) > SCANNED:
         return
-    else:
-        reader = csv.reader(io.StringIO(content.decode("utf-8", "replace")), delimiter=separator)
-        lines = ((reader.line_num, row) for row in reader)
-        found = next(((k, len(row)) for k, row in lines if row and len(row) != width), None)
+    reader = csv.reader(io.StringIO(content.decode("utf-8", "replace")), delimiter=separator)
+    lines = ((reader.line_num, len(row)) for row in reader if row)
+    found = next((line for line in lines if line[1] != width), None)
     if found is None:
         return
     line, cells = found
@@ -212,27 +206,17 @@ def _refuse_ragged(content: bytes, separator: str, width: int, path: Path, above
 
 
 def encoding_of(content: bytes) -> str:
-    """The encoding of a text: by its mark, by its zero bytes, UTF-8 if it is that, else Windows-1252."""
+    """The encoding of a text: by its mark, UTF-8 if it is that, else Windows-1252."""
     for mark, name in _MARKS.items():
         if content.startswith(mark):
             return name
-    sample = content[:SAMPLE]
-    for name, zeros in (("utf-16-le", sample[1::2]), ("utf-16-be", sample[0::2])):
-        if len(zeros) and zeros.count(0) > 0.4 * len(zeros):
-            return name
-    return next((name for name in ("utf-8", "cp1252") if _is(content, name)), "latin-1")
-
-
-def _is(content: bytes, encoding: str) -> bool:
-    """Whether bytes are a text in an encoding; checked piece by piece, since a table may be large."""
-    decoder = codecs.getincrementaldecoder(encoding)()
-    step = 1 << 22
-    try:
-        for at in range(0, len(content), step):
-            decoder.decode(content[at : at + step], final=at + step >= len(content))
-    except UnicodeDecodeError:
-        return False
-    return True
+    for name in ("utf-8", "cp1252"):
+        try:
+            content.decode(name)
+        except UnicodeDecodeError:
+            continue
+        return name
+    return "latin-1"
 
 
 def separator_of(sample: str) -> str:
@@ -308,7 +292,7 @@ def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFr
     if isinstance(data, pl.DataFrame):
         return data
     if isinstance(data, Mapping) or _is_pandas(data):
-        return _from_columns({str(name): data[name] for name in data}, len(list(data)))
+        return _from_columns([str(name) for name in data], [data[name] for name in data])
     if _is_frame(data):
         return pl.DataFrame(data)
     array = np.asarray(data)
@@ -318,17 +302,17 @@ def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFr
             "array with rows and columns"
         )
     names = [f"x{k + 1}" for k in range(array.shape[1])] if feature_names is None else list(feature_names)
-    if len(names) != array.shape[1] or len(set(names)) != len(names):
+    if len(names) != array.shape[1]:
         raise RequestError(
-            f"feature_names has {len(set(names))} different names for {array.shape[1]} columns; give one each"
+            f"feature_names has {len(names)} name(s) for {array.shape[1]} columns; give one each"
         )
-    return _from_columns({name: array[:, k] for k, name in enumerate(names)}, len(names))
+    return _from_columns(names, list(array.T))
 
 
-def _from_columns(columns: Mapping[str, Any], count: int) -> pl.DataFrame:
-    if len(columns) < count:
+def _from_columns(names: Sequence[str], columns: Sequence[Any]) -> pl.DataFrame:
+    if len(set(names)) < len(names):
         raise RequestError("two columns have the same name; rename one")
-    made = [column_of(name, values) for name, values in columns.items()]
+    made = [column_of(name, values) for name, values in zip(names, columns)]
     sizes = {len(series) for series in made}
     if len(sizes) > 1:
         raise RequestError(
@@ -349,12 +333,12 @@ def column_of(name: str, values: Any) -> pl.Series:
         return series.fill_nan(None) if array.dtype.kind == "f" else series
     cells = [None if _is_missing(value) else value for value in array.tolist()]
     kinds = {type(value) for value in cells if value is not None}
-    if len(kinds) > 1 and not kinds <= {int, float, bool}:
-        cells = [None if value is None else str(value) for value in cells]
-    try:
-        return pl.Series(name, cells, strict=False)
-    except (TypeError, ValueError, pl.exceptions.PolarsError):
-        return pl.Series(name, [None if value is None else str(value) for value in cells])
+    if len(kinds) < 2 or kinds <= {int, float, bool}:
+        try:
+            return pl.Series(name, cells, strict=False)
+        except (TypeError, ValueError, pl.exceptions.PolarsError):
+            pass
+    return pl.Series(name, [None if value is None else str(value) for value in cells])
 
 
 def _is_missing(value: Any) -> bool:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -73,10 +73,10 @@ _SPACED = re.compile(r"[-+]?\d{1,3}(?:['’ \u00a0\u202f]\d{3})+(?:[.,]\d+)?")
 #: So many formats of dates may stand in one column.
 MANY_FORMATS = 4
 
-_DATES = ("%Y-%m-%d", "%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d-%b-%Y", "%Y%m%d")
-_MOMENTS = (
+_DATES = (
     "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M:%S",
     "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M",
+    "%Y-%m-%d", "%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d-%b-%Y", "%Y%m%d",
 )  # fmt: skip
 
 
@@ -99,26 +99,18 @@ class RepairResult:
     doubts: tuple[str, ...] = ()
 
 
-@dataclass
-class _Changes:
-    """Cells changed by each rule of one column."""
+#: A change to one column: the rule, a cell before and after, and how many cells were like it.
+_Change = tuple[str, str, str, int]
 
-    column: str
-    cells: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
-    def add(self, rule: str, before: str, after: str, cells: int) -> None:
-        self.cells[rule] += cells
-        shown = self.examples.setdefault(rule, [])
-        if len(shown) < 3:
-            shown.append((before, after))
-
-    def repairs(self) -> tuple[Repair, ...]:
-        return tuple(
-            Repair(self.column, rule, self.cells[rule], tuple(self.examples[rule]))
-            for rule in RULES
-            if self.cells[rule]
-        )
+def _repairs(column: str, changes: Sequence[_Change]) -> tuple[Repair, ...]:
+    """The changes of one column by rule, with up to three examples each."""
+    by_rule = {rule: [change[1:] for change in changes if change[0] == rule] for rule in RULES}
+    return tuple(
+        Repair(column, rule, sum(n for *_, n in found), tuple((a, b) for a, b, _ in found[:3]))
+        for rule, found in by_rule.items()
+        if found
+    )
 
 
 def repair_column(column: pl.Series) -> RepairResult:
@@ -197,7 +189,7 @@ def _numbers(text: pl.Series) -> RepairResult | None:
     flags = _one_unit(text.name, units, different, bool(words))
     if flags is None:
         return None
-    changes = _number_changes(text.name, counts, parsed, numbers, flags)
+    changes = [*_number_changes(counts, parsed, numbers, flags)]
     missing = sum(counts[v] for v in gaps)
     if words or missing > FEW_MISSING_WORDS * (known + missing):
         shown = sorted([*words, *gaps], key=lambda v: -counts[v])
@@ -217,7 +209,7 @@ def _numbers(text: pl.Series) -> RepairResult | None:
     values = text.replace_strict(
         list(counts), [numbers.get(v) for v in counts], default=None, return_dtype=pl.Float64
     ).alias(text.name)
-    return RepairResult(values, changes.repairs(), tuple(doubts))
+    return RepairResult(values, _repairs(text.name, changes), tuple(doubts))
 
 
 def _one_unit(name: str, units: Counter[str], different: set[float], words: bool) -> bool | None:
@@ -243,28 +235,25 @@ def _one_unit(name: str, units: Counter[str], different: set[float], words: bool
 
 
 def _number_changes(
-    name: str,
     counts: Mapping[str, int],
     parsed: Mapping[str, _Cell],
     numbers: Mapping[str, float | None],
     flags: bool,
-) -> _Changes:
-    """What reading the cells of a numeric column changed, rule by rule."""
-    changes = _Changes(name)
+) -> Iterator[_Change]:
+    """What reading the cells of a numeric column changed."""
     for value, n in counts.items():
         number = numbers.get(value)
         if number is None:
-            changes.add("missing word" if _is_missing_word(value) else "not a number", value, "missing", n)
+            yield "missing word" if _is_missing_word(value) else "not a number", value, "missing", n
             continue
         shown, cell = f"{number:g}", parsed[value]
         if cell.limit:
-            changes.add("limit", value, shown, n)
+            yield "limit", value, shown, n
         if cell.unit:
-            changes.add("flag" if flags else "unit", value, shown, n)
+            yield "flag" if flags else "unit", value, shown, n
         if not _PLAIN.fullmatch(cell.number):
             comma = bool(_COMMA.fullmatch(cell.number)) and abs(number) == abs(_with_point(cell.number))
-            changes.add("decimal comma" if comma else "thousands", value, shown, n)
-    return changes
+            yield "decimal comma" if comma else "thousands", value, shown, n
 
 
 def _is_missing_word(value: str) -> bool:
@@ -323,53 +312,39 @@ def _dates(text: pl.Series) -> RepairResult | None:
     if not any(c.isdigit() for c in first) or len(first) < 8:
         return None
     shapes = text.str.replace_all(r"\d+", "0")
-    values: pl.Series | None = None
-    doubts: list[str] = []
-    examples: list[tuple[str, str]] = []
+    parts, doubts, examples = list[pl.Series](), list[str](), list[tuple[str, str]]()
     for shape in shapes.drop_nulls().unique(maintain_order=True).head(MANY_FORMATS + 1).to_list():
-        found = _dates_of(text.set((shapes != shape).fill_null(True), None), examples)
-        if found is None or len(examples) > MANY_FORMATS:
+        cells = text.set((shapes != shape).fill_null(True), None)
+        read = {form: _moments(cells, form) for form in _DATES}
+        fitting = [form for form, values in read.items() if values.null_count() == cells.null_count()]
+        if not fitting or len(examples) == MANY_FORMATS:
             return None
-        part, doubt = found
-        if values is not None and values.dtype != part.dtype:  # days among moments
-            values, part = values.cast(pl.Datetime("us")), part.cast(pl.Datetime("us"))
-        values = part if values is None else values.zip_with(values.is_not_null(), part)
-        doubts += [doubt] if doubt else []
-    assert values is not None
+        form, first = fitting[0], str(cells.drop_nulls()[0])
+        if any(not read[other].equals(read[form]) for other in fitting[1:]):
+            doubts.append(
+                f"{text.name!r}: the dates may be day/month or month/day ({first!r}); they are read as "
+                f"{form.replace('%', '')}"
+            )
+        parts.append(read[form] if "%H" in form else read[form].cast(pl.Date))
+        examples.append((first, str(parts[-1].drop_nulls()[0])))
     if len(examples) > 1:
         shown = " and ".join(repr(before) for before, _ in examples)
         doubts.insert(
             0, f"{text.name!r}: dates in {len(examples)} formats ({shown}); each is read by its own"
         )
+    values = pl.select(pl.coalesce(parts)).to_series().alias(text.name)
     return RepairResult(values, (Repair(text.name, "date", len(known), tuple(examples)),), tuple(doubts))
 
 
-def _dates_of(text: pl.Series, examples: list[tuple[str, str]]) -> tuple[pl.Series, str] | None:
-    """Cells of one shape as moments, and what is doubtful about them; adds an example of what was read."""
-    known = text.drop_nulls()
-    for forms, kind in ((_MOMENTS, pl.Datetime("us")), (_DATES, pl.Date())):
-        fitting = [form for form in forms if known.str.strptime(kind, form, strict=False).null_count() == 0]
-        if not fitting:
-            continue
-        values = text.str.strptime(kind, fitting[0], strict=False)
-        doubt, first = "", str(known[0])
-        if any(not text.str.strptime(kind, other, strict=False).equals(values) for other in fitting[1:]):
-            doubt = (
-                f"{text.name!r}: the dates may be day/month or month/day ({first!r}); they are read as "
-                f"{fitting[0].replace('%', '')}"
-            )
-        examples.append((first, str(values.drop_nulls()[0])))
-        return values, doubt
-    return None
+def _moments(text: pl.Series, form: str) -> pl.Series:
+    return text.str.strptime(pl.Datetime("us"), form, strict=False)
 
 
 def not_a_date(text: pl.Series) -> str:
     """The first known cell that is a date in no format that we know, or else the first."""
     known = text.drop_nulls()
-    for form in (*_MOMENTS, *_DATES):
-        rest = known.filter(known.str.strptime(pl.Datetime("us"), form, strict=False).is_null())
-        known = rest if len(rest) else known
-    return str(known[0])
+    read = pl.select(pl.coalesce([_moments(known, form) for form in _DATES])).to_series()
+    return str([*known.filter(read.is_null()), known[0]][0])
 
 
 def _folded(level: str) -> str:
@@ -409,7 +384,7 @@ def _merge(text: pl.Series, rules: Iterable[tuple[str, Mapping[str, str]]]) -> R
     rules: by its name, what other key than itself a level (without case and spaces) has.
     """
     counts = _counts(text)
-    changes = _Changes(text.name)
+    changes: list[_Change] = []
     now = {level: level for level in counts}
     for rule, other in rules:
         key = {level: other.get(_folded(level), _folded(level)) for level in now.values()}
@@ -420,11 +395,9 @@ def _merge(text: pl.Series, rules: Iterable[tuple[str, Mapping[str, str]]]) -> R
         for level, n in counts.items():
             after = chosen[key[now[level]]]
             if after != now[level]:
-                changes.add(rule, now[level], after, n)
+                changes.append((rule, now[level], after, n))
                 now[level] = after
-    if all(level == after for level, after in now.items()):
-        return RepairResult(text)
-    return RepairResult(text.replace(now), changes.repairs())
+    return RepairResult(text.replace(now), _repairs(text.name, changes)) if changes else RepairResult(text)
 
 
 def _sentinels(column: pl.Series) -> RepairResult:
@@ -435,17 +408,16 @@ def _sentinels(column: pl.Series) -> RepairResult:
     rest = different[~like]
     if len(rest) < 2 or not like.any():
         return RepairResult(column)
-    changes = _Changes(column.name)
-    gone: list[float] = []
-    for value, n in zip(different[like].tolist(), counts[like].tolist()):
-        if _stands_for_missing(value, rest):
-            changes.add("sentinel", f"{value:g}", "missing", n)
-            gone.append(value)
+    gone = {
+        value: n
+        for value, n in zip(different[like].tolist(), counts[like].tolist())
+        if _stands_for_missing(value, rest)
+    }
     if not gone:
         return RepairResult(column)
-    return RepairResult(
-        column.set(column.cast(pl.Float64).is_in(gone).fill_null(False), None), changes.repairs()
-    )
+    kept = column.set(column.cast(pl.Float64).is_in([*gone]).fill_null(False), None)
+    changes = [("sentinel", f"{value:g}", "missing", n) for value, n in gone.items()]
+    return RepairResult(kept, _repairs(column.name, changes))
 
 
 def _looks_made_up(value: float) -> bool:

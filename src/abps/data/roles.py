@@ -145,30 +145,16 @@ _PATTERNS = {name: _pattern(each["words"], each["pattern"]) for name, each in WO
 
 
 def is_called(name: str, kind: str) -> bool:
-    """Whether a column is called like one of a kind of ``words.json``: stay, date, place, person, id, …
+    """Whether a column is called like one of a kind of ``words.json``: age, sex, stay, date, place, id, …
 
     >>> is_called("Liegedauer", "stay"), is_called("los", "stay"), is_called("glossitis", "stay")
     (True, True, False)
+    >>> [is_called(n, "age") for n in ("Alter", "âge", "age_years", "età", "stage", "dosage", "page")]
+    [True, True, True, True, False, False, False]
+    >>> [is_called(n, "sex") for n in ("Geschlecht", "SEXO", "is_male", "gender", "Essex", "malaria")]
+    [True, True, True, True, False, False]
     """
     return bool(_PATTERNS[kind].search(normalise(name)))
-
-
-def is_age(name: str) -> bool:
-    """Whether a column holds ages, by its name.
-
-    >>> [is_age(n) for n in ("Alter", "âge", "age_years", "edad", "età", "stage", "dosage", "page")]
-    [True, True, True, True, True, False, False, False]
-    """
-    return is_called(name, "age")
-
-
-def is_sex(name: str) -> bool:
-    """Whether a column holds the patient's sex, by its name.
-
-    >>> [is_sex(n) for n in ("Geschlecht", "sexe", "SEXO", "is_male", "gender", "Essex", "malaria")]
-    [True, True, True, True, True, False, False]
-    """
-    return is_called(name, "sex")
 
 
 def is_patient_name(name: str) -> bool:

@@ -55,28 +55,16 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     spread: 0 for a constant column; it is then read as 0.
     quantiles: where the federation's values lie, at ``PROBABILITIES``; knots of splines are among them.
-    low, high: what is plausible; values outside count as gaps. A range alone gives its middle as the
-    center and a third of its half as the deviation.
     """
 
-    center: float = np.nan
-    spread: float = np.nan
-    fill: float = np.nan
+    center: float
+    spread: float
+    fill: float
     quantiles: tuple[float, ...] = ()
-    low: float = -np.inf
-    high: float = np.inf
 
     def __post_init__(self) -> None:
-        width = self.high - self.low
-        if np.isnan(self.center) and np.isfinite(width):
-            msgspec.structs.force_setattr(self, "center", (self.low + self.high) / 2)
-            if np.isnan(self.spread):
-                msgspec.structs.force_setattr(self, "spread", width / 6)
-        if np.isnan(self.fill):
-            msgspec.structs.force_setattr(self, "fill", self.center)
-        numbers = [self.center, self.spread, self.fill, *self.quantiles]
-        if not np.isfinite(numbers).all() or self.spread < 0 or not self.low < self.high:
-            raise ValueError(f"a scale needs finite numbers, a spread from 0 and low below high: {self}")
+        if not np.isfinite([self.center, self.spread, self.fill, *self.quantiles]).all() or self.spread < 0:
+            raise ValueError(f"a scale needs finite numbers and a spread from 0: {self}")
         if len(self.quantiles) not in (0, len(PROBABILITIES)) or any(np.diff(self.quantiles) < 0):
             raise ValueError(f"{len(PROBABILITIES)} quantiles in rising order are needed, or none")
 
@@ -84,8 +72,7 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """(rows,) standardised values of a column with gaps (NaN), within ten deviations."""
         if not self.spread > 0:
             return np.zeros(len(values))
-        known = np.isfinite(values) & (values >= self.low) & (values <= self.high)
-        z = (np.where(known, values, self.fill) - self.center) / self.spread
+        z = (np.where(np.isfinite(values), values, self.fill) - self.center) / self.spread
         return np.clip(z, -FARTHEST, FARTHEST)
 
 

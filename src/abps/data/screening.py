@@ -8,7 +8,6 @@ site.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable
@@ -46,9 +45,8 @@ _PERSON = re.compile(
     re.IGNORECASE,
 )
 
-#: Given names that mean little else: "Anna Huber" is somebody, "Medical Ward" is not; and those that a column
-#: may be called for another reason: max_temp, ana_titre, jan_admissions.
-_GIVEN, _AMBIGUOUS = frozenset(WORDS["given_names"]), frozenset(WORDS["ambiguous_names"])
+#: Given names that mean little else: "Anna Huber" is somebody, "Medical Ward" is not.
+_GIVEN = frozenset(WORDS["given_names"])
 
 
 class FindingKind(StrEnum):
@@ -253,17 +251,6 @@ def _is_person(value: str) -> bool:
     return 2 <= len(words) <= 3 and bool({words[0].lower(), words[-1].lower()} & _GIVEN)
 
 
-def _named_after_person(name: str) -> bool:
-    """Whether a column is called after somebody: a given name and a word beside it, both capitalised."""
-    words = re.split(r"[\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
-    return any(
-        first[:1].isupper()
-        and last[:1].isupper()
-        and bool({first.lower(), last.lower()} & (_GIVEN - _AMBIGUOUS))
-        for first, last in itertools.pairwise(words)
-    )
-
-
 #: How a single value may show who somebody is.
 _LOOKS: tuple[tuple[Callable[[str], object], str], ...] = (
     (_DATE.search, "dates"),
@@ -284,8 +271,6 @@ def personal_reason(column: pl.Series) -> str:
     """Why a column identifies people, by its name or its values; empty if it does not."""
     if is_called(column.name, "person"):
         return "by its name it identifies people"
-    if _named_after_person(column.name):
-        return "it is called after a person"
     if column.dtype not in (pl.String, pl.Categorical):
         return ""
     counted = column.cast(pl.String).drop_nulls().alias("value").value_counts(name="rows")
@@ -407,21 +392,22 @@ def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[s
     The centers' medians are sorted; the column is suspicious if they fall into two groups that lie apart by
     at least ``LEAST_FACTOR``, and the middle 80 % of the two groups' values do not overlap.
     """
-    values = column.cast(pl.Float64).to_numpy()
-    known = np.isfinite(values)
-    if not known.any() or (values[known] < 0).any() or len(np.unique(values[known])) <= 10:
+    known = pl.DataFrame({"center": center, "value": column.cast(pl.Float64)}).filter(
+        pl.col("value").is_finite()
+    )
+    value = known["value"]
+    if not len(value) or value.lt(0).any() or value.n_unique() <= 10:
         return ""
-    quantiles = _quantiles(values[known], center[known], len(centers))
-    usable = np.flatnonzero(np.isfinite(quantiles[1]) & (quantiles[1] > 0))
-    if len(usable) < 2:
+    quantiles = [pl.col("value").quantile(q).alias(name) for name, q in (("low", 0.1), ("high", 0.9))]
+    parts = known.group_by("center").agg(pl.len(), *quantiles, middle=pl.col("value").quantile(0.5))
+    parts = parts.filter(pl.col("len") >= ENOUGH_VALUES, pl.col("middle") > 0).sort("middle", "center")
+    if parts.height < 2:
         return ""
-    usable = usable[np.argsort(quantiles[1, usable], kind="stable")]
-    low, middle, high = quantiles[:, usable]
+    usable, rows, low, high, middle = (part.to_numpy() for part in parts.get_columns())
     gaps = middle[1:] / middle[:-1]
     cut = int(np.argmax(gaps)) + 1
     if gaps[cut - 1] < LEAST_FACTOR or high[:cut].max() >= low[cut:].min():
         return ""
-    rows = np.bincount(center[known], minlength=len(centers))[usable]
     few_low = (cut, rows[:cut].sum()) < (len(usable) - cut, rows[cut:].sum())
     few, most = (slice(0, cut), slice(cut, None)) if few_low else (slice(cut, None), slice(0, cut))
     here, elsewhere = float(np.median(middle[few])), float(np.median(middle[most]))
@@ -456,13 +442,3 @@ def conversion(name: str, here: float, elsewhere: float) -> tuple[float, float, 
     ]
     _, factor, units = min(fitting) if fitting else (0.0, float(f"{ratio:.2g}"), "")
     return (factor if here < elsewhere else 1 / factor), 0.0, units
-
-
-def _quantiles(values: NDArray[np.float64], center: NDArray[np.int32], n: int) -> NDArray[np.float64]:
-    """(3, n) the 10 %, 50 % and 90 % quantiles of each center; NaN with fewer than ``ENOUGH_VALUES``."""
-    order = np.lexsort((values, center))
-    ranked, size = values[order], np.bincount(center, minlength=n)
-    start = np.concatenate([[0], np.cumsum(size)[:-1]])
-    at = np.array([[0.1], [0.5], [0.9]]) * np.maximum(size - 1, 0)
-    place = np.minimum(start + np.rint(at).astype(np.int64), len(ranked) - 1)
-    return np.where(size >= ENOUGH_VALUES, ranked[place], np.nan)

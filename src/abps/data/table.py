@@ -50,7 +50,6 @@ from abps.data.screening import (
     FindingKind,
     center_warnings,
     duplicates,
-    is_identifier,
     screen,
     suggest_patient,
 )
@@ -466,8 +465,6 @@ def usable_features(frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
             reasons[column.name] = "no value"
         elif feature.drop_nulls().n_unique() < 2:
             reasons[column.name] = "one value only"
-        elif feature.dtype == pl.String and is_identifier(feature):
-            reasons[column.name] = "nearly every row has a value of its own"
         else:
             columns.append(feature)
     return pl.DataFrame(columns), reasons
@@ -644,12 +641,7 @@ def own_table(
     if book is not None:
         found = align_label(found, book.outcome, site, roles.label)
         _same_event(found, book, site, roles.label)
-    values, what = found.values, found.outcome
-    lacks = what.lacks(values)
-    if what.binary and lacks:
-        lacks = (
-            f"{int(values.sum())} positive of {len(values)} rows; a center needs {MIN_CLASS} of each class"
-        )
+    lacks = found.outcome.lacks(found.values)
     if lacks:
         raise RequestError(f"{path}: {lacks}")
     if book is not None and book.time and roles.time is None:

@@ -145,9 +145,6 @@ def _encoded(graph: _Graph, model: FittedModel) -> str:
                 graph.node("Where", gap, graph.constant(0.0), graph.node("Mul", raw, graph.constant(0.0)))
             )
             continue
-        for bound, operator in ((scale.low, "Less"), (scale.high, "Greater")):
-            if np.isfinite(bound):
-                gap = graph.node("Or", gap, graph.node(operator, raw, graph.constant(bound)))
         known = graph.node("Where", gap, graph.constant(scale.fill), raw)
         z = graph.node("Sub", known, graph.constant(scale.center))
         z = graph.node("Div", z, graph.constant(scale.spread))
