@@ -220,16 +220,12 @@ Check = Callable[[MethodTrial], str | None]
 
 #: Every check by the name that failures carry, the cheap ones first.
 CHECKS: Final[dict[str, Check]] = {
-    "settings have names": settings_have_names,
-    "numbers are numbers": numbers_are_numbers,
-    "bytes add up": bytes_add_up,
-    "the same twice": the_same_twice,
-    "seeds matter": seeds_matter,
-    "engines agree": engines_agree,
-    "order is nothing": order_is_nothing,
-    "a budget ends it": a_budget_ends_it,
-    "it can be written down": it_can_be_written_down,
-}
+    check.__name__.replace("_", " "): check
+    for check in (
+        settings_have_names, numbers_are_numbers, bytes_add_up, the_same_twice, seeds_matter, engines_agree,
+        order_is_nothing, a_budget_ends_it, it_can_be_written_down,
+    )
+}  # fmt: skip
 
 #: The checks that a user's own method passes before it enters a study.
 QUICK: Final = ("settings have names", "numbers are numbers", "bytes add up", "the same twice")

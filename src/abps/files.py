@@ -66,6 +66,12 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file of bytes whole."""
+    with replacing(path) as part:
+        part.write_bytes(content)
+
+
 def write_secret(path: Path, text: str) -> None:
     """Write a text file whole that nobody but its owner can read, at no moment."""
     with replacing(path) as part:

@@ -16,8 +16,11 @@ from typing import Any
 _making = threading.RLock()
 
 
-class Compiled:
-    """A function that is compiled when it is first called; compiled functions may call it."""
+class compiled:
+    """A function that is compiled when it is first called; compiled functions may call it.
+
+    It takes numbers, arrays and plain tuples of them.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -38,19 +41,14 @@ class Compiled:
             return self._made
 
 
-def compiled(function: Callable[..., Any]) -> Compiled:
-    """The same function, compiled. It takes numbers, arrays and plain tuples of them."""
-    return Compiled(function)
-
-
 @functools.cache
 def _compiler() -> Callable[[Callable[..., Any]], Any]:
     """Load the compiler, and teach it what our functions are."""
     import numba  # here: see above
     from numba.extending import typeof_impl
 
-    @typeof_impl.register(Compiled)
-    def _(function: Compiled, context: Any) -> Any:
+    @typeof_impl.register(compiled)
+    def _(function: compiled, context: Any) -> Any:
         return typeof_impl(function.made(), context)
 
     def compile(function: Callable[..., Any]) -> Any:

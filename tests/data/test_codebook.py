@@ -128,7 +128,7 @@ def test_a_column_without_a_value_at_this_site_is_zeros(tmp_path):
 
 def test_a_site_without_enough_of_each_class(tmp_path):
     path = write(tmp_path, died=[0] * 18 + [1] * 2, age=list(range(20)))
-    with pytest.raises(RequestError, match="2 positive of 20 rows"):
+    with pytest.raises(RequestError, match="fewer than 3 positive rows"):
         own_table(path, "ada", "died")
 
 

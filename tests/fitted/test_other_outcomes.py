@@ -16,7 +16,7 @@ from abps.data.outcome import parse_outcome
 from abps.fitted.fit import fit
 from abps.fitted.folder import load_model
 from abps.fitted.handover import write_models
-from abps.fitted.inputs import readable
+from abps.fitted.model import readable
 from onnx_inputs import graph_values
 
 SPECS = ("survival", "classes", "continuous")

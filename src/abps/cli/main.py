@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import signal
 import sys
 import warnings
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -30,48 +32,35 @@ Start with `abps demo`. Then bring your own table:
 """
 
 
-#: Every command and what it does, in the order of ``abps --help``.
+#: Every command in the order of ``abps --help``, and the module of ``abps.cli`` that has it: as a function of
+#: its name (with _ for -), or in a group that ``register`` adds.
 COMMANDS: Final = {
-    "demo": "Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.",
-    "check": "Check a table before anything is learned from it.",
-    "run": "Run one method with one seed; write result.json and decisions.parquet.",
-    "compare": "Compare methods in folds and repeats; stop and start again, nothing finished is computed "
-    "twice.",
-    "regress": "Estimate effects with intervals from sums over hospitals; equal to the fit on pooled rows.",
-    "evaluate": "Evaluate models at every hospital: AUROC, calibration, Brier score and net benefit.",
-    "table-one": "Describe a federation: counts, means, quantiles and missingness, overall and by hospital.",
-    "fit": "Train each hospital's final model on all rows and write it with its model card.",
-    "predict": "Predict every row of a table with a fitted model.",
-    "report": "Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and "
-    "report.html.",
-    "methods": "List every method with its paper and its defaults (--json for machines).",
-    "cohort": "Make one tidy table from raw clinical tables: one row per stay, with its provenance and a "
-    "report.",
-    "partition": "Divide a tidy table into centers; adds the column center (and group, where centers lie in "
-    "one).",
-    "drift": "Test a table for drift: vitals between eras, outcome between centers, windows against eras.",
-    "theory": "Check the theorems and the lemma by simulation with known utilities; write a page with "
-    "figures.",
-    "audit-privacy": "Attack a study's exchanges by membership and attribute inference, with and without "
-    "protection.",
-    "benchmark": "Compare methods over many federations: scores with intervals, ranks, bytes, harm, time.",
-    "bench": "Measure local training against a plain PyTorch loop and the machine's matrix-multiply speed.",
-    "app": "Check a table, compare, read the report and take the model home, in the browser.",
-    "site": "The real federation: hospitals that keep their tables, over NVIDIA FLARE.",
-}
+    "demo": "study_commands", "check": "check_command", "run": "study_commands", "compare": "study_commands",
+    "regress": "statistics_commands", "evaluate": "statistics_commands", "table-one": "statistics_commands",
+    "fit": "model_commands", "predict": "model_commands", "report": "study_commands",
+    "methods": "lab_commands", "cohort": "cohort_commands", "partition": "cohort_commands",
+    "drift": "lab_commands", "theory": "lab_commands", "audit-privacy": "lab_commands",
+    "benchmark": "lab_commands", "bench": "lab_commands", "app": "study_commands", "site": "site_command",
+}  # fmt: skip
 
-#: The module of a command, where it is not ``abps.cli.NAME_command`` (with _ for -). It holds a function
-#: NAME, or ``register`` for a group of commands.
-MODULES: Final = {
-    name: f"{module}_commands"
-    for module, names in {
-        "study": ("demo", "run", "compare", "report", "app"),
-        "model": ("fit", "predict"),
-        "statistics": ("regress", "evaluate", "table-one"),
-        "lab": ("methods", "theory", "drift", "bench", "benchmark"),
-    }.items()
-    for name in names
-}
+
+@cache
+def _sentences(module: str) -> dict[str, str]:
+    """What the functions of a module do, and its text ``HELP``: by name, without importing it."""
+    tree, found = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")), {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            found |= {ast.unparse(node.targets[0]): str(node.value.value)}
+    return found
+
+
+def purpose(name: str) -> str:
+    """What a command does: the first paragraph of its help."""
+    known = _sentences(COMMANDS[name])
+    text = known.get(name.replace("-", "_")) or known["HELP"]
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 class Commands(TyperGroup):
@@ -83,7 +72,7 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command to be listed."""
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+        return TyperCommand(cmd_name, help=purpose(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A command to be called."""
@@ -95,12 +84,11 @@ class Commands(TyperGroup):
 def loaded(name: str) -> Any:
     """A command with its options."""
     app = typer.Typer(rich_markup_mode="markdown")
-    word = name.replace("-", "_")
-    module = import_module(f"abps.cli.{MODULES.get(name, f'{word}_command')}")
+    module = import_module(f"abps.cli.{COMMANDS[name]}")
     if hasattr(module, "register"):
         module.register(app)
         return get_group(app).commands[name]
-    app.command(name)(flatten(getattr(module, word)))
+    app.command(name)(flatten(getattr(module, name.replace("-", "_"))))
     return get_command(app)
 
 

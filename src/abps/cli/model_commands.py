@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from abps.cli import options
 from abps.core.errors import RequestError, nearest
 
@@ -25,8 +23,8 @@ def fit(
     rounds: options.Rounds = None,
     model: options.Model = None,
     set_: options.Settings = None,
-    folds: Annotated[int, typer.Option(help="Folds of the cross-fitted evaluation on the cards.")] = 5,
-    alone: Annotated[bool, typer.Option(help="Compare with the best model of each hospital alone.")] = True,
+    folds: Annotated[int, "Folds of the cross-fitted evaluation on the cards."] = 5,
+    alone: Annotated[bool, "Compare with the best model of each hospital alone."] = True,
     subgroups: options.Subgroups = "",
     as_json: options.Json = False,
 ) -> None:
@@ -110,17 +108,11 @@ def _show(fitted: FitResult, out: Path, folders: dict[str, Path]) -> None:
 
 
 def predict(
-    model: Annotated[
-        str, typer.Option(help="Hospital's folder written by `abps fit`, or DIR/NAME with its own name.")
-    ],
-    data: Annotated[
-        Path, typer.Option(help="CSV, Excel or Parquet file with the columns that the model needs.")
-    ],
-    out: Annotated[Path, typer.Option(help="File to write: .csv or .parquet.")],
-    carry: Annotated[str, typer.Option(help="Comma-separated columns to copy, such as an ID.")] = "",
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Predict although columns are out of range.")
-    ] = False,
+    model: Annotated[str, "Hospital's folder written by `abps fit`, or DIR/NAME with its own name."],
+    data: Annotated[Path, "CSV, Excel or Parquet file with the columns that the model needs."],
+    out: Annotated[Path, "File to write: .csv or .parquet."],
+    carry: Annotated[str, "Comma-separated columns to copy, such as an ID."] = "",
+    anyway: Annotated[bool, "Predict although columns are out of range."] = False,
     as_json: options.Json = False,
 ) -> None:
     """Predict every row of a table with a fitted model.
@@ -139,7 +131,7 @@ def predict(
     from abps.data.harmonise import read_harmonised
     from abps.data.roles import normalise
     from abps.fitted.folder import load_model
-    from abps.fitted.inputs import readable
+    from abps.fitted.model import readable
 
     if out.suffix not in (".parquet", ".csv"):
         raise RequestError(f"--out {out}: end it in .parquet or .csv")

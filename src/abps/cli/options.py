@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # completion and help must not wait for these
     from abps.data.roles import Roles
     from abps.study.execute import Executor
 
+
 #: Every name of the catalog, written down so that completion need not wait for it (a test compares the two).
 _NAMES = (
     "centralized local local-best pooled-best glm-exact fedavg fedavg-p "
@@ -33,26 +34,21 @@ _NAMES = (
 NAMES: Final = _NAMES.split()
 
 
-def complete_method(incomplete: str) -> list[str]:
-    """Names of methods that begin so."""
-    return [name for name in NAMES if name.startswith(incomplete)]
-
-
 def complete_methods(incomplete: str) -> list[str]:
-    """The same for the last of several names with commas between.
+    """Completions of the last of several method names with commas between.
 
     >>> complete_methods("local,fedavg-p")
     ['local,fedavg-p', 'local,fedavg-pq']
     """
     before, comma, last = incomplete.rpartition(",")
-    return [before + comma + name for name in complete_method(last)]
+    return [before + comma + name for name in NAMES if name.startswith(last)]
 
 
 Method = Annotated[
     str,
     typer.Option(
         help="Method name (see `abps methods`), or package.module:CONFIG for your own.",
-        autocompletion=complete_method,
+        autocompletion=complete_methods,
     ),
 ]
 Methods = Annotated[
@@ -65,19 +61,17 @@ Methods = Annotated[
 ]
 Data = Annotated[
     str,
-    typer.Option(
-        help="CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic. Set its knobs "
-        "with icu-synthetic:heterogeneity=4,centers=60."
-    ),
+    "CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic. Set its knobs "
+    "with icu-synthetic:heterogeneity=4,centers=60.",
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, the initial weights and all draws.")]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds. Default: the method's own.")]
+Rounds = Annotated[int | None, "Number of rounds. Default: the method's own."]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a setting of the method: --set gamma=0.5. Repeat as needed."),
 ]
-Seeds = Annotated[str, typer.Option(help="Comma-separated seeds.")]
-Jobs = Annotated[int | None, typer.Option(help="Number of parallel processes. Default: one per core.")]
+Seeds = Annotated[str, "Comma-separated seeds."]
+Jobs = Annotated[int | None, "Number of parallel processes. Default: one per core."]
 Subgroups = Annotated[
     str,
     typer.Option(
@@ -88,53 +82,32 @@ Subgroups = Annotated[
 ]
 Attack = Annotated[
     str | None,
-    typer.Option(
-        help="Let some members attack: sign-flip:share=0.2. Attacks: label-flip, sign-flip, scale, random, "
-        "nan, huge, free-rider, copy, liar, clique, poison."
-    ),
+    "Let some members attack: sign-flip:share=0.2. Attacks: label-flip, sign-flip, scale, random, "
+    "nan, huge, free-rider, copy, liar, clique, poison.",
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        help="Model that the method trains: mlp (the paper's network), linear, gam (additive, smooth terms), "
-        "or package.module:FACTORY. Default: the method's own."
-    ),
+    "Model that the method trains: mlp (the paper's network), linear, gam (additive, smooth terms), "
+    "or package.module:FACTORY. Default: the method's own.",
 ]
-Out = Annotated[Path, typer.Option(help="Folder to write to.")]
+Out = Annotated[Path, "Folder to write to."]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
 
 
 # The columns of a table: one table of options for all commands.
-Label = Annotated[
-    str | None, typer.Option(help="Column to predict (two values, unless --outcome says otherwise).")
-]
-Center = Annotated[str | None, typer.Option(help="Column that names each row's hospital.")]
-Patient = Annotated[str | None, typer.Option(help="Patient ID column; keeps a patient's rows in one split.")]
-Time = Annotated[str | None, typer.Option(help="Date or year column; never a predictor.")]
-Group = Annotated[str | None, typer.Option(help="Column that groups centers, for group-oracle-k1.")]
-Drop = Annotated[str, typer.Option(help="Comma-separated columns to leave out.")]
-Keep = Annotated[
-    str,
-    typer.Option(
-        help="Comma-separated columns to learn from although they look like an identifier or a copy of the "
-        "label."
-    ),
-]
-Positive = Annotated[str | None, typer.Option(help="Value of the label that counts as the event.")]
+Label = Annotated[str | None, "Column to predict (two values, unless --outcome says otherwise)."]
+Center = Annotated[str | None, "Column that names each row's hospital."]
+Patient = Annotated[str | None, "Patient ID column; keeps a patient's rows in one split."]
+Time = Annotated[str | None, "Date or year column; never a predictor."]
+Group = Annotated[str | None, "Column that groups centers, for group-oracle-k1."]
+Drop = Annotated[str, "Comma-separated columns to leave out."]
+Positive = Annotated[str | None, "Value of the label that counts as the event."]
 Outcome = Annotated[
     str | None,
-    typer.Option(
-        help="Kind of outcome: binary, survival (with --duration), classes or continuous. "
-        "Default: survival with --duration, else binary."
-    ),
+    "Kind of outcome: binary, survival (with --duration), classes or continuous. "
+    "Default: survival with --duration, else binary.",
 ]
-Duration = Annotated[
-    str | None, typer.Option(help="Survival: column with the time to the event or to censoring.")
-]
-MinStays = Annotated[
-    int | None, typer.Option(help="Smallest center that takes part. Default for your own table: 50.")
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop if the table has warnings.")]
+Duration = Annotated[str | None, "Survival: column with the time to the event or to censoring."]
 
 
 @dataclass(frozen=True)
@@ -147,12 +120,17 @@ class DataOptions:
     time: Time = None
     group: Group = None
     drop: Drop = ""
-    keep: Keep = ""
+    keep: Annotated[
+        str,
+        "Comma-separated columns to learn from although they look like an identifier or a copy of the label.",
+    ] = ""
     positive: Positive = None
     outcome: Outcome = None
     duration: Duration = None
-    min_stays: MinStays = None
-    strict: Strict = False
+    min_stays: Annotated[int | None, "Smallest center that takes part. Default for your own table: 50."] = (
+        None
+    )
+    strict: Annotated[bool, "Stop if the table has warnings."] = False
 
     def roles(self) -> Roles:
         """The roles of the table's columns that were given; those that a file records complete them later."""
@@ -173,14 +151,14 @@ class DataOptions:
 class ClusterOptions:
     """Where runs are computed, and what a run may use on a cluster."""
 
-    executor: Annotated[str, typer.Option(help="local (processes here) or slurm (job arrays).")] = "local"
-    slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None
-    slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None
-    slurm_minutes: Annotated[int, typer.Option(help="Slurm: the time limit of one run.")] = 60
-    slurm_memory: Annotated[float, typer.Option(help="Slurm: the memory of one run in GB.")] = 4.0
-    slurm_cores: Annotated[int, typer.Option(help="Slurm: the cores of one run.")] = 1
+    executor: Annotated[str, "local (processes here) or slurm (job arrays)."] = "local"
+    slurm_account: Annotated[str | None, "Slurm: the account to charge."] = None
+    slurm_partition: Annotated[str | None, "Slurm: the partition."] = None
+    slurm_minutes: Annotated[int, "Slurm: the time limit of one run."] = 60
+    slurm_memory: Annotated[float, "Slurm: the memory of one run in GB."] = 4.0
+    slurm_cores: Annotated[int, "Slurm: the cores of one run."] = 1
     slurm_deadline: Annotated[
-        float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
+        float | None, "Slurm: stop waiting after so many minutes; jobs stay in the queue."
     ] = None
 
     def executor_of(self) -> Executor | None:
@@ -194,22 +172,18 @@ class ClusterOptions:
 
 
 def flatten(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose dataclass parameters appear as one option per field, after the other options."""
+    """A command as the command line wants it: an annotation with a plain string is an option with this help,
+    and a dataclass stands for one option per field, after the other options."""
     types = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
     given = [
-        parameter.replace(annotation=types[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        option(name, types[name], parameter.default)
         for name, parameter in inspect.signature(command).parameters.items()
         if name not in groups
     ]
     for kind in groups.values():
         hints = get_type_hints(kind, include_extras=True)
-        given += [
-            inspect.Parameter(
-                f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
-            )
-            for f in fields(kind)
-        ]
+        given += [option(field.name, hints[field.name], field.default) for field in fields(kind)]
 
     @functools.wraps(command)
     def called(**values: Any) -> None:
@@ -217,9 +191,23 @@ def flatten(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         command(**values)
 
+    return with_options(called, given)
+
+
+def with_options(called: Callable[..., None], given: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """A command that takes these options."""
     called.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in given}
     return called
+
+
+def option(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """One option; a switch that is off by default has no --no-NAME."""
+    words = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, str)), None)
+    if words is not None:
+        flag = [f"--{name.replace('_', '-')}"] if default is False else []
+        hint = Annotated[hint.__origin__, typer.Option(*flag, help=words)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def split(text: str) -> tuple[str, ...]:

@@ -59,12 +59,12 @@ def register(app: typer.Typer) -> None:
 
     site = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
     for command in (*hospital.COMMANDS, *operator.COMMANDS):
-        site.command(command.__name__)(command)
+        site.command(command.__name__)(options.flatten(command))
     courier = typer.Typer(help=COURIER, no_args_is_help=True, rich_markup_mode="markdown")
-    courier.command("propose")(operator.propose)
-    courier.command("in")(hospital.take_in)
-    courier.command("out")(hospital.write_out)
-    courier.command("status")(hospital.courier_status)
+    courier.command("propose")(options.flatten(operator.propose))
+    courier.command("in")(options.flatten(hospital.take_in))
+    courier.command("out")(options.flatten(hospital.write_out))
+    courier.command("status")(options.flatten(hospital.courier_status))
     site.add_typer(courier, name="courier")
     app.add_typer(site, name="site")
 

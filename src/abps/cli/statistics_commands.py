@@ -6,45 +6,28 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from abps.cli import options
 from abps.core.errors import RequestError
 
 if TYPE_CHECKING:
     import polars as pl
 
-TableFile = Annotated[Path, typer.Option(help="A CSV, Parquet or Excel file.")]
-Hospital = Annotated[str, typer.Option(help="The column that names the hospital of a row.")]
+TableFile = Annotated[Path, "A CSV, Parquet or Excel file."]
+Hospital = Annotated[str, "The column that names the hospital of a row."]
 
 
 def regress(
     data: TableFile,
-    label: Annotated[
-        str, typer.Option(help="The outcome: 0 or 1, a count, a number, or with cox the event.")
-    ],
+    label: Annotated[str, "The outcome: 0 or 1, a count, a number, or with cox the event."],
     center: Hospital,
-    formula: Annotated[
-        str,
-        typer.Option(help="Columns: 'age + sex + age:sex + spline(bmi, 3) + offset(log_days)'."),
-    ] = "",
-    columns: Annotated[str, typer.Option(help="Columns with commas between, instead of a formula.")] = "",
-    family: Annotated[
-        str, typer.Option(help="logistic, linear, poisson, or cox (stratified by hospital).")
-    ] = "logistic",
-    intercepts: Annotated[
-        str, typer.Option(help="common (one), fixed (one per hospital) or random.")
-    ] = "common",
-    duration: Annotated[
-        str | None, typer.Option(help="Cox: time to the event or to the end of observation.")
-    ] = None,
-    robust: Annotated[
-        bool, typer.Option("--robust", help="Standard errors that allow for correlation within hospitals.")
-    ] = False,
-    min_cell: Annotated[
-        int, typer.Option(help="Fewest rows and events of a level in all hospitals together.")
-    ] = 10,
-    out: Annotated[Path | None, typer.Option(help="Write CSV, LaTeX, HTML and JSON to this folder.")] = None,
+    formula: Annotated[str, "Columns: 'age + sex + age:sex + spline(bmi, 3) + offset(log_days)'."] = "",
+    columns: Annotated[str, "Columns with commas between, instead of a formula."] = "",
+    family: Annotated[str, "logistic, linear, poisson, or cox (stratified by hospital)."] = "logistic",
+    intercepts: Annotated[str, "common (one), fixed (one per hospital) or random."] = "common",
+    duration: Annotated[str | None, "Cox: time to the event or to the end of observation."] = None,
+    robust: Annotated[bool, "Standard errors that allow for correlation within hospitals."] = False,
+    min_cell: Annotated[int, "Fewest rows and events of a level in all hospitals together."] = 10,
+    out: Annotated[Path | None, "Write CSV, LaTeX, HTML and JSON to this folder."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Estimate effects with intervals from sums over hospitals; equal to the fit on pooled rows.
@@ -76,9 +59,9 @@ def regress(
 def table_one(
     data: TableFile,
     center: Hospital,
-    columns: Annotated[str, typer.Option(help="Columns with commas between; default: all.")] = "",
-    min_cell: Annotated[int, typer.Option(help="Cells with fewer patients are suppressed.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Write table-one.csv, with a column per hospital.")] = None,
+    columns: Annotated[str, "Columns with commas between; default: all."] = "",
+    min_cell: Annotated[int, "Cells with fewer patients are suppressed."] = 10,
+    out: Annotated[Path | None, "Write table-one.csv, with a column per hospital."] = None,
 ) -> None:
     """Describe a federation: counts, means, quantiles and missingness, overall and by hospital.
 
@@ -105,23 +88,19 @@ def table_one(
 
 def evaluate(
     data: TableFile,
-    label: Annotated[str, typer.Option(help="The outcome, 0 or 1.")],
+    label: Annotated[str, "The outcome, 0 or 1."],
     center: Hospital,
     model: Annotated[
         list[str],
-        typer.Option(
-            help="A folder of `abps fit`, an ONNX file, a JSON file of coefficients, or a column of "
-            "probabilities; may be repeated."
-        ),
+        "A folder of `abps fit`, an ONNX file, a JSON file of coefficients, or a column of "
+        "probabilities; may be repeated.",
     ],
-    thresholds: Annotated[str, typer.Option(help="Net benefit at these, with commas between.")] = "0.1,0.2",
-    subgroups: Annotated[str, typer.Option(help="Columns of subgroups, with commas between.")] = "",
-    outside: Annotated[
-        str, typer.Option(help="Hospitals that took no part in making the models, with commas between.")
-    ] = "",
-    min_cell: Annotated[int, typer.Option(help="Fewest events and non-events of a hospital.")] = 10,
+    thresholds: Annotated[str, "Net benefit at these, with commas between."] = "0.1,0.2",
+    subgroups: Annotated[str, "Columns of subgroups, with commas between."] = "",
+    outside: Annotated[str, "Hospitals that took no part in making the models, with commas between."] = "",
+    min_cell: Annotated[int, "Fewest events and non-events of a hospital."] = 10,
     out: Annotated[
-        Path | None, typer.Option(help="Write evaluation.csv, matrix.csv and evaluation.json to this folder.")
+        Path | None, "Write evaluation.csv, matrix.csv and evaluation.json to this folder."
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -1,7 +1,6 @@
 """``abps demo``, ``run``, ``compare``, ``report`` and ``app``: methods on a federation, and what came out.
 
-``abps compare --config study.toml`` takes every option of the command from a file; ``study.schema.json``
-describes the file for editors and is made from the same list: ``python -m abps.cli.study_commands``.
+``abps compare --config study.toml`` takes every option of the command from a file.
 """
 
 from __future__ import annotations
@@ -30,18 +29,14 @@ DEMO_SEEDS: Final = "11"
 DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"
 ALIKE: Final = "icu-synthetic:heterogeneity=0,centers=40"
 
-#: JSON's words for the types of options; all others are text.
-JSON_TYPES: Final = {"int": "integer", "float": "number", "bool": "boolean"}
-
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("abps-demo"),
+    out: Annotated[Path, "The folder to write to."] = Path("abps-demo"),
     data: Annotated[
-        list[str] | None,
-        typer.Option(help="Another built-in federation, for instance a smaller one; may be repeated."),
+        list[str] | None, "Another built-in federation, for instance a smaller one; may be repeated."
     ] = None,
     seeds: options.Seeds = DEMO_SEEDS,
-    rounds: Annotated[int, typer.Option(help="Rounds at most.")] = 50,
+    rounds: Annotated[int, "Rounds at most."] = 50,
     jobs: options.Jobs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -90,11 +85,9 @@ def run(
     rounds: options.Rounds = None,
     model: options.Model = None,
     set_: options.Settings = None,
-    engine: Annotated[
-        str, typer.Option(help="simulate (fast), or debug (one center at a time).")
-    ] = "simulate",
+    engine: Annotated[str, "simulate (fast), or debug (one center at a time)."] = "simulate",
     device: Annotated[
-        str, typer.Option(help="Device to train on: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one).")
+        str, "Device to train on: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."
     ] = "cpu",
     attack: options.Attack = None,
     subgroups: options.Subgroups = "",
@@ -188,33 +181,10 @@ def _as_words(path: Path, name: str, value: Any, several: bool) -> Any:
     return value if isinstance(value, bool) else word(value)
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of a study's file, from the options of ``abps compare``."""
-    from abps.cli.main import loaded
-
-    properties, types = {}, get_type_hints(options.flatten(compare))
-    for name, option in _by_flag(loaded("compare")).items():
-        kinds = [word for kind, word in JSON_TYPES.items() if kind in str(types[option.name])]
-        one: dict[str, Any] = {"type": next(iter(kinds), "string")}
-        if option.multiple or "omma-separated" in option.help:
-            some = [{"type": "array", "items": {"type": ["string", "integer"]}}, one]
-            one = {"anyOf": [{"type": "object"}, *some] if "setting" in option.help else some}
-        properties[name] = {"description": option.help, **one}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "abps study",
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
 Folds = Annotated[
     int | None,
-    typer.Option(
-        help="Score every patient out of so many folds, once for each seed; 1: the test rows of one "
-        "split. Default: 5, and 1 for the paper's table and attacks."
-    ),
+    "Score every patient out of so many folds, once for each seed; 1: the test rows of one "
+    "split. Default: 5, and 1 for the paper's table and attacks.",
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -233,8 +203,7 @@ def compare(
     columns: options.DataOptions,
     cluster: options.ClusterOptions,
     data: Annotated[
-        list[str] | None,
-        typer.Option(help="A file or a built-in federation, as in `abps run`; may be given several times."),
+        list[str] | None, "A file or a built-in federation, as in `abps run`; may be given several times."
     ] = None,
     seeds: options.Seeds = "11,22,33",
     rounds: options.Rounds = None,
@@ -243,16 +212,10 @@ def compare(
     folds: Folds = None,
     subgroups: options.Subgroups = "",
     attack: options.Attack = None,
-    tune: Annotated[
-        bool,
-        typer.Option("--tune", help="First choose every method's grid, on validation rows of other seeds."),
-    ] = False,
-    tune_seeds: Annotated[
-        str, typer.Option(help="Comma-separated seeds to tune on; default: two not compared on.")
-    ] = "",
+    tune: Annotated[bool, "First choose every method's grid, on validation rows of other seeds."] = False,
+    tune_seeds: Annotated[str, "Comma-separated seeds to tune on; default: two not compared on."] = "",
     references: Annotated[
-        bool,
-        typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
+        bool, "Also run a hospital alone, pooled rows and a federated regression at their best."
     ] = True,
     jobs: options.Jobs = None,
     config: ConfigFile = None,
@@ -290,10 +253,8 @@ def compare(
 
 def report(
     study: Annotated[Path, typer.Argument(help="The folder of a study (the --out of `abps compare`).")],
-    out: Annotated[Path | None, typer.Option(help="Write here instead of into the study's folder.")] = None,
-    margin: Annotated[
-        float | None, typer.Option(help="Methods that differ by less are called equal. Default: 0.01.")
-    ] = None,
+    out: Annotated[Path | None, "Write here instead of into the study's folder."] = None,
+    margin: Annotated[float | None, "Methods that differ by less are called equal. Default: 0.01."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and report.html.
@@ -322,9 +283,7 @@ def need_pages() -> None:
 
 
 def app(
-    out: Annotated[Path, typer.Option(help="Folder that keeps the studies with their tables.")] = Path(
-        "abps-app"
-    ),
+    out: Annotated[Path, "Folder that keeps the studies with their tables."] = Path("abps-app"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
 ) -> None:
@@ -343,8 +302,3 @@ def app(
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)  # tables of patients: for their owner alone
     serve("abps", routes(), port, show, home=out.resolve())
-
-
-if __name__ == "__main__":
-    place = Path(__file__).with_name("study.schema.json")
-    place.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from abps.data.scales import FARTHEST, Scale
+from abps.data.scales import FARTHEST
 from abps.fitted.model import FittedModel
 
 Floats = NDArray[np.float64]
@@ -37,14 +37,9 @@ class ColumnEffect:
     knots: tuple[float, ...] = ()
 
 
-def is_additive(model: FittedModel) -> bool:
-    """Whether the model is a sum of what its columns say, perhaps with pairs of columns beside."""
-    return len(model.network.branches[0]) == 1 and model.network.outputs == 1
-
-
 def effects(model: FittedModel) -> list[ColumnEffect]:
     """The effect of every encoded column, the largest first; nothing for a model that is no sum."""
-    if not is_additive(model):
+    if len(model.network.branches[0]) > 1 or model.network.outputs > 1:
         return []
     weight = model.network.branches[0][0].weight[0].astype(np.float64)
     design = model.design
@@ -61,7 +56,10 @@ def effects(model: FittedModel) -> list[ColumnEffect]:
         if not scale.spread > 0:
             continue
         terms = None if design is None else design.terms[k]
-        values = _values(model, column.source, scale)
+        span = model.ranges.get(column.source)
+        reach = 3 * scale.spread
+        low, high = (span.low, span.high) if span else (scale.center - reach, scale.center + reach)
+        values = np.linspace(low, high, POINTS)
         z = np.clip((values - scale.center) / scale.spread, -FARTHEST, FARTHEST)
         adds = z * mine[0] if terms is None else terms.of(z) @ mine
         filled = (np.array([scale.fill]) - scale.center) / scale.spread
@@ -69,16 +67,6 @@ def effects(model: FittedModel) -> list[ColumnEffect]:
         knots = () if terms is None else tuple((terms.knots * scale.spread + scale.center).tolist())
         found.append(ColumnEffect(column.name, file, float(np.ptp(adds)), (values, adds), knots))
     return sorted(found, key=lambda effect: (-abs(effect.amount), effect.name))
-
-
-def _values(model: FittedModel, source: str, scale: Scale) -> Floats:
-    """Where a column's curve is drawn: its range, where it is known."""
-    span = model.ranges.get(source)
-    if span is None:
-        low, high = scale.center - 3 * scale.spread, scale.center + 3 * scale.spread
-    else:
-        low, high = span.low, span.high
-    return np.linspace(low, high, POINTS)
 
 
 BLUE, GRAY, ORANGE = "#0072b2", "#808080", "#d55e00"

@@ -36,8 +36,7 @@ from abps.fitted.evaluation import (
     chosen_thresholds,
     compare_alone,
 )
-from abps.fitted.inputs import ranges_of
-from abps.fitted.model import FittedModel, LayeredNetwork, network_of
+from abps.fitted.model import FittedModel, LayeredNetwork, network_of, ranges_of
 from abps.methods.base import Context, Method, Models, Stopping
 from abps.methods.catalog import name_of
 from abps.methods.plus_state import LocalRows, as_models, local_rows

@@ -23,8 +23,7 @@ from abps import files
 from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook
 from abps.evaluate.calibration import Recalibration
-from abps.fitted.inputs import Range
-from abps.fitted.model import FittedModel, LayeredNetwork
+from abps.fitted.model import FittedModel, LayeredNetwork, Range
 
 SCHEMA = "abps.model/1"
 MODEL, WEIGHTS, BOOK = "model.json", "weights.safetensors", "codebook.json"
@@ -79,25 +78,16 @@ def find_folder(path: str | Path) -> Path:
             f"{parent} has no model of {wanted!r}{nearest(wanted, centers)}; it has models of {names}"
         )
     inside = sorted(p.parent.name for p in folder.glob(f"*/{MODEL}"))[:3] if folder.is_dir() else []
-    if inside:
-        hint = f"holds no model ({MODEL} is missing); name a hospital in it, such as {folder / inside[0]}"
-    elif folder.is_dir():
-        hint = f"holds no model ({MODEL} is missing); `abps fit` makes one"
-    else:
-        hint = "does not exist; write DIR/HOSPITAL, where DIR is the folder that `abps fit` wrote"
-    raise RequestError(f"{folder} {hint}")
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file of bytes whole."""
-    files.write_with(path, lambda part: part.write_bytes(content))
+    hint = f"name a hospital in it, such as {folder / inside[0]}" if inside else "`abps fit` makes one"
+    what = f"holds no model ({MODEL} is missing)" if folder.is_dir() else "does not exist"
+    raise RequestError(f"{folder} {what}; {hint}")
 
 
 def save_model(model: FittedModel, folder: Path) -> None:
     """Write a model into a folder; ``model.json`` last, so that its presence means completeness."""
     files.folder(folder)
     weights = save(model.network.tensors())
-    write_bytes(folder / WEIGHTS, weights)
+    files.write_bytes(folder / WEIGHTS, weights)
     files.write_json(folder / BOOK, model.book.to_json())
     content: dict[str, Any] = {
         "schema": SCHEMA,

@@ -17,9 +17,9 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.prepare import prepare
 from abps.data.split import assign_splits
-from abps.fitted.card import CardFigure, card, front_matter, markdown, page
+from abps.fitted.card import CardFigure, card, markdown, page
 from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_together
-from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
+from abps.fitted.folder import INDEX, folder_names, save_model
 from abps.fitted.portable import to_onnx
 from abps.methods.regression import Regression
 from abps.methods.sum_study import SumStudy
@@ -56,14 +56,14 @@ def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict
             files.folder(place)
             sections = card(fitted, model)
             title = f"Model card: {model.label} at {model.center}"
-            files.write_text(place / "card.md", front_matter(fitted, model) + markdown(title, sections))
+            files.write_text(place / "card.md", markdown(title, sections))
             files.write_text(place / "card.html", page(title, sections))
             for section in sections:
                 for block in section.blocks:
                     if isinstance(block, CardFigure):
                         files.write_text(place / block.file, block.svg)
             if portable:
-                write_bytes(place / "model.onnx", to_onnx(model))
+                files.write_bytes(place / "model.onnx", to_onnx(model))
             save_model(model, place)
         files.write_json(
             part / INDEX,

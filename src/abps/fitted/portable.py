@@ -22,15 +22,6 @@ from abps.fitted.model import FittedModel
 OPSET = 17
 
 
-def onnx_library() -> Any:
-    """The library, or a sentence on how to get it."""
-    try:
-        import onnx
-    except ImportError as error:
-        raise RequestError("ONNX needs the package onnx; install abps[onnx]") from error
-    return onnx
-
-
 def graph_inputs(model: FittedModel) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """The columns of ``numbers``, and of ``levels`` as (column, level; "" for a gap), in order."""
     book = model.book.columns
@@ -63,7 +54,10 @@ class _Graph:
 
 def to_onnx(model: FittedModel) -> bytes:
     """The model as an ONNX file."""
-    onnx = onnx_library()
+    try:
+        import onnx
+    except ImportError as error:
+        raise RequestError("ONNX needs the package onnx; install abps[onnx]") from error
     graph = _Graph(onnx)
     x = _encoded(graph, model)
     total = None
