@@ -18,7 +18,7 @@ import numpy as np
 
 import abps
 from abps.core.streams import center_ids
-from abps.engine.attacks import NAMES, parse
+from abps.lab.attacks import NAMES, parse
 
 
 def honest_mean(run: abps.Run, honest: set[str]) -> float:

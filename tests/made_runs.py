@@ -110,7 +110,6 @@ def made_run(
                 "validation_auroc": curve,
                 "edge_bytes": edge,
                 "rest": [rest] * rounds,
-                "rest_causes": {cause: [share] * rounds for cause, share in causes.items()},
             },
             "clinical": made_clinical(seed),
             "seconds": 1.5,

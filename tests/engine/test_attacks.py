@@ -6,7 +6,7 @@ import pytest
 import abps
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
-from abps.engine.attacks import NAMES, Attack, Attackers, attackers_of, parse
+from abps.lab.attacks import NAMES, Attack, Attackers, attackers_of, parse
 
 SMALL = {"hidden": (8, 4)}
 

@@ -47,7 +47,7 @@ def test_a_spent_account_ends_in_rest_with_that_reason(method):
     assert 0 < done < 8 and spent.spent() <= 2.0
     assert not spent.affords(spent.releases[-1])  # one round more would have been too much
     assert made.rest.privacy == pytest.approx((8 - done) / 8)
-    assert made.history.rest_causes["privacy"][-1] == 1.0
+    assert set(made.center_history().filter(round=8)["rest"]) == {"privacy"}
     shorter = run(method, rounds=done, dp_epsilon=2.0, clip=1.0, noise_multiplier=4.0)
     assert np.array_equal(made.models, shorter.models)  # nothing more was learned from rows
 

@@ -100,9 +100,9 @@ def run(
     from abps.checks import quick_check
     from abps.cli.check_command import announce
     from abps.cli.outcomes import run_summary, run_table
-    from abps.engine.attacks import parse
     from abps.engine.result import check_free, save
     from abps.engine.simulate import simulate
+    from abps.lab.attacks import parse
     from abps.methods.accounting import with_noise
     from abps.methods.catalog import CATALOG
     from abps.methods.settings import configure, describe

@@ -128,12 +128,9 @@ def _fold_scores(
     outcome = tests[0].outcome
     logits = _together([part for run in runs if (part := run.artifacts.answers) is not None])
     labels = _together([Segments(rows.y, rows.start) for rows in tests])
-    fold = _together(
-        [Segments(np.full(len(rows.y), k, np.float32), rows.start) for k, rows in enumerate(tests)]
-    )
     y = labels.values.astype(np.float32)
     rows = Rows(np.empty((len(y), 0), np.float32), y, labels.start, outcome=outcome)
-    scored = scored_on(centers, logits, labels_of(rows), fold)
+    scored = scored_on(centers, labels_of(rows), len(runs))
     at_best = float(np.mean([run.main.at_best_validation for run in runs]))
     scores = scores_of(centers, logits, rows, rows, at_best)
     frame = pl.concat(

@@ -28,7 +28,7 @@ from abps.data.federation import About
 from abps.data.prepare import Prepared, Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical, row_probabilities
 from abps.evaluate.calibration import expit
-from abps.evaluate.performance import FEWEST_EVENTS, area
+from abps.evaluate.performance import FEWEST_EVENTS
 from abps.files import check_writable, folder, write_json, write_with
 from abps.models.metrics import Segments, auprc, auroc, brier, labels_of, measures
 from abps.models.outcomes import foretold
@@ -68,15 +68,13 @@ class Score(Accuracy):
 class ScoreSupport:
     """The rows and events that every center's AUROC stands on.
 
-    per_center_rows, per_center_events: scored rows, and those with the outcome.  per_center_low,
-    per_center_high: the 95 % interval by DeLong.  cannot_tell: centers with too few events or non-events, and
-    why.  folds: into how many parts patients were divided, each scored once; 0: one split, test rows only.
+    per_center_rows, per_center_events: scored rows, and those with the outcome.  cannot_tell: centers with
+    too few events or non-events for an AUROC, and why.  folds: into how many parts patients were divided,
+    each scored once; 0: one split, test rows only.
     """
 
     per_center_rows: dict[str, int] = field(default_factory=dict)
     per_center_events: dict[str, int] = field(default_factory=dict)
-    per_center_low: dict[str, float] = field(default_factory=dict)
-    per_center_high: dict[str, float] = field(default_factory=dict)
     cannot_tell: dict[str, str] = field(default_factory=dict)
     folds: int = 0
 
@@ -121,7 +119,6 @@ class History:
     validation_auroc: tuple[float, ...]
     edge_bytes: tuple[int, ...]
     rest: tuple[float, ...]
-    rest_causes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     directed_bytes: tuple[int, ...] = ()
     control_bytes: tuple[int, ...] = ()
 
@@ -403,7 +400,7 @@ def evaluated(
         fields["clinical"] = clinical(centers, seen, parts)
     if metrics:
         fields["measures"] = fields.get("measures", {}) | own_measures(centers, logits, labels, metrics)
-    fields["scored"] = scored_on(centers, logits, labels)
+    fields["scored"] = scored_on(centers, labels)
     return fields, seen
 
 
@@ -445,43 +442,17 @@ def bytes_of(data: Prepared, spent: Traffic) -> Bytes:
     )
 
 
-def scored_on(
-    centers: tuple[str, ...], logits: Segments, labels: Segments, fold: Segments | None = None
-) -> ScoreSupport:
-    """On what every center's score stands, from the logits and labels of all that was scored.
-
-    fold: by which fold's model every row was scored; None: by one model.
-
-    Intervals and who has too few rows are given for AUROCs; for other outcomes the rows and events alone.
-    """
-    folds = 0 if fold is None else int(fold.values.max(initial=0)) + 1
-    if not labels.outcome.binary:
-        parts = {name: labels[i] for i, name in enumerate(centers)}
-        return ScoreSupport(
-            {name: len(part) for name, part in parts.items()},
-            {name: int(labels.outcome.events(part).sum()) for name, part in parts.items()},
-            folds=folds,
-        )
-    areas = {
-        name: area(
-            logits[i].astype(np.float64),
-            labels[i].astype(np.float64),
-            fold=None if fold is None else fold[i].astype(np.int64),
-        )
-        for i, name in enumerate(centers)
+def scored_on(centers: tuple[str, ...], labels: Segments, folds: int = 0) -> ScoreSupport:
+    """On what every center's score stands, from the labels of all that was scored."""
+    rows = dict(zip(centers, np.diff(labels.start).tolist()))
+    events = {name: int(labels.outcome.events(labels[i]).sum()) for i, name in enumerate(centers)}
+    others = {name: rows[name] - events[name] for name in centers}
+    few = {
+        name: f"{events[name]} events and {others[name]} others; an area needs {FEWEST_EVENTS} of each"
+        for name in centers
+        if labels.outcome.binary and min(events[name], others[name]) < FEWEST_EVENTS
     }
-    return ScoreSupport(
-        {name: a.events + a.others for name, a in areas.items()},
-        {name: a.events for name, a in areas.items()},
-        {name: a.low for name, a in areas.items()},
-        {name: a.high for name, a in areas.items()},
-        {
-            name: f"{a.events} events and {a.others} others; an area needs {FEWEST_EVENTS} of each"
-            for name, a in areas.items()
-            if not a.enough
-        },
-        folds,
-    )
+    return ScoreSupport(rows, events, few, folds)
 
 
 # ---------------------------------------------------------------- a run on disk

@@ -19,7 +19,6 @@ from abps.core import ledger as bytes_of
 from abps.core.arrays import Weights, distances, plausible
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
 from abps.core.matching import Answer, MatchingPlan, Rest
-from abps.engine.attacks import Attackers
 from abps.methods import peers
 from abps.methods.accounting import Spending, begun, checked, releases
 from abps.methods.base import Context, Decisions, Ints, Method, refusals, with_derived
@@ -60,7 +59,7 @@ class RunState:
     """A run between two rounds.
 
     server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
-    attackers: members that attack, if any do.
+    attackers: members that attack, if any do (:class:`abps.lab.attacks.Attackers`).
     spending: the privacy account, of a private run.
     """
 
@@ -70,11 +69,11 @@ class RunState:
     ledger: Ledger
     server: Server = field(default_factory=Server)
     unpaid: bool = True
-    attackers: Attackers | None = None
+    attackers: Any = None
     spending: Spending | None = None
 
     @staticmethod
-    def start(method: Method, context: Context, attackers: Attackers | None = None) -> RunState:
+    def start(method: Method, context: Context, attackers: Any = None) -> RunState:
         """Before the first round."""
         checked(method, context.n)
         context, spending = begun(method, context)
@@ -111,7 +110,9 @@ class RunState:
             return self._rested(self.state, t, Rest.BUDGET)
         upload = method.upload(context, self.state, t)
         order = coordinators(context.seed, t, context.ids)
-        arrived, up = self._attacked_upload(upload.values, t), int(upload.sizes[order[1:]].sum())
+        arrived, up = upload.values, int(upload.sizes[order[1:]].sum())
+        if self.attackers is not None:
+            arrived = self.attackers.uploaded(arrived, context, t)
         if method.privacy.secure:
             arrived, up = exact_sum(np.nan_to_num(arrived))[None], masked_bytes(n, arrived.shape[1])
         broadcast = method.aggregate(context, self.state, arrived, t)
@@ -123,19 +124,6 @@ class RunState:
         rest = method.resting(context, state)
         result = RoundResult(traffic, np.full(n, n - 1), rest, method.decisions(context, state, broadcast, t))
         return replace(self, state=state), result
-
-    def _attacked_upload(self, values: NDArray[np.float64], t: int) -> NDArray[np.float64]:
-        """(n, entries) what arrives at the coordinator when attackers send something else."""
-        if self.attackers is None:
-            return values
-        sent = np.nan_to_num(values)
-        attack, who = self.attackers.attack, self.attackers.who
-        nothing = np.zeros(values.shape[1], dtype=sent.dtype)
-        before = np.tile(nothing, (len(sent), 1))
-        spoiled = attack.on_sent(sent, before, before, nothing, who, self.context.seed, t, self.context.ids)
-        # NaN stands for numbers that were not sent; attackers send what is no number as infinity.
-        spoiled = np.where(np.isnan(spoiled), np.inf, spoiled)
-        return np.where(np.isnan(values) & ~who[:, None], np.nan, spoiled)
 
     def _alone(self, t: int) -> tuple[RunState, RoundResult]:
         trained = self.method.train(self.context, self.state, t, True)
@@ -200,7 +188,8 @@ class RunState:
         if cast(StarMethod, self.method).sends_models:
             before = self.state.models[:, : up[0].shape[1]]
         attackers = self.attackers if before is None else replace(self.attackers, received=before)
-        return (attackers.sent(up[0], before, self.context, t), *up[1:])
+        spoiled: Weights = attackers.sent(up[0], before, self.context, t)
+        return (spoiled, *up[1:])
 
     def _masked_star(
         self, trained: Any, up: tuple[Weights, ...], lengths: tuple[Sequence[int], Sequence[int]], t: int

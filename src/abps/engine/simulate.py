@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
 import numpy as np
@@ -20,8 +19,6 @@ from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Prepared, prepare
 from abps.data.split import assign_folds, fold_split
-from abps.engine import checkpoint as checkpoints
-from abps.engine.attacks import Attack, Attackers, attackers_of
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.track import RoundReport, Track, row_scores
@@ -34,6 +31,7 @@ from abps.models.layout import ModelFactory
 from abps.models.learners import learner_for
 from abps.models.metrics import mean_over_centers
 from abps.models.threads import BLAS
+from abps.registry import imported
 
 ENGINES = ("simulate", "debug")
 
@@ -52,25 +50,23 @@ class RunOptions(TypedDict, total=False):
     device: where PyTorch trains and predicts: cpu, cuda, cuda:1, mps, or auto (a GPU where there is one).
     Devices round differently, so the result names the device.
     name: what the result calls the method; default: its catalog name, or the configuration's class.
-    attack: members that attack, as ``"sign-flip:share=0.2"`` (:mod:`abps.engine.attacks`).
+    attack: members that attack, as ``"sign-flip:share=0.2"`` (:mod:`abps.lab.attacks`).
     subgroups: columns by which accuracy is split, besides sex and age where they are found.
     metrics: further metrics by name; the result has them in ``measures``.
     progress: called after every round with (round, rounds at most, mean validation score).
     callback: called after every round with a :class:`abps.engine.track.RoundReport`; true ends the run.
     warm_start: an earlier run, or models (centers, P), to start from instead of the common start.
-    checkpoint: a file that keeps the run after every round; where it is there, the run goes on from it.
     """
 
     engine: str
     device: str
     name: str | None
-    attack: str | Attack | None
+    attack: str | None
     subgroups: Sequence[str]
     metrics: Mapping[str, Metric]
     progress: Progress | None
     callback: Callable[[RoundReport], bool | None] | None
     warm_start: Run | NDArray[np.float32] | None
-    checkpoint: str | Path | None
 
 
 def simulate(
@@ -175,14 +171,14 @@ def _rows(request: _Request) -> Prepared:
     return federation
 
 
-def _context(request: _Request, data: Prepared) -> tuple[Context, Attackers | None]:
+def _context(request: _Request, data: Prepared) -> tuple[Context, Any]:
     """What the method knows before the first round, and who attacks."""
     config, seed = request.config, request.seed
     if not data.outcome.binary and config.only_binary:
         raise RequestError(f"{request.name} with an outcome of {data.outcome.kind}: {config.only_binary}")
     ids = streams.center_ids(data.centers)
     attack, plain = request.options.get("attack"), request.options.get("engine") == "debug"
-    attackers = None if attack is None else attackers_of(attack, seed, ids)
+    attackers = None if attack is None else imported("abps.lab.attacks:attackers_of")(attack, seed, ids)
     if attackers is not None:
         data = attackers.attack.on_rows(data, attackers.who)
     device = request.options.get("device", "cpu")
@@ -190,32 +186,41 @@ def _context(request: _Request, data: Prepared) -> tuple[Context, Attackers | No
     return Context(learner, data, ids, seed, config.stop.rounds), attackers
 
 
-def _play(request: _Request, context: Context, attackers: Attackers | None) -> tuple[RunState, Any, Track]:
+def _play(request: _Request, context: Context, attackers: Any) -> tuple[RunState, Any, Track]:
     """All rounds, until the last or until the method or a callback stops: the run, the method's state that is
     evaluated, and what was noted."""
     config, options = request.config, request.options
     state, track = RunState.start(config, context, attackers), Track(context.data.centers)
     start = options.get("warm_start")
     if start is not None:
-        state = checkpoints.warmed(state, start.models if isinstance(start, Run) else start)
-    best, done, keep = state.state, 0, options.get("checkpoint")
-    run = "" if keep is None else checkpoints.identity(state, request.federation.about(), request.name)
-    if keep is not None:
-        state, best, done = checkpoints.read(Path(keep), run, state, track)
-    progress, callback = options.get("progress"), options.get("callback")
-    for t in range(done + 1, config.stop.rounds + 1):
+        state = _warmed(state, start.models if isinstance(start, Run) else start)
+    best, progress, callback = state.state, options.get("progress"), options.get("callback")
+    for t in range(1, config.stop.rounds + 1):
         if t > 1 and (config.stop.over(t - 1, track.record.best) or config.finished(state.state)):
             break
         state, result = state.round(t)
         if track.add(state, result):
             best = state.state
-        if keep is not None:
-            checkpoints.write(Path(keep), run, state, best, track)
         if progress is not None:
             progress(t, config.stop.rounds, mean_over_centers(track.record.validation[-1])[0])
         if callback is not None and callback(track.report(state, config.stop.rounds)):
             break
     return state, best if config.stop.restore_best else state.state, track
+
+
+def _warmed(state: RunState, models: NDArray[np.float32] | None) -> RunState:
+    """A run whose centers start from these models: (centers, P), or (1, P) for all."""
+    own = getattr(state.state, "models", None)
+    if models is None or own is None or getattr(state.method, "fitted", False):
+        why = "that run has no models" if models is None else "this method is fitted without a start"
+        raise RequestError(f"warm_start: {why}; leave warm_start out")
+    if models.shape[1:] != own.shape[1:] or len(models) not in (1, len(own)):
+        raise RequestError(
+            f"warm_start has models of shape {models.shape}, and the run needs {own.shape}; use the same "
+            "federation, model and columns"
+        )
+    given = np.broadcast_to(models, own.shape).astype(own.dtype)
+    return replace(state, state=replace(state.state, models=np.ascontiguousarray(given)))
 
 
 def _result(request: _Request, state: RunState, final: Any, track: Track) -> Run:

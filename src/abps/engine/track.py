@@ -121,12 +121,8 @@ class Track:
 
     def rest_shares(self) -> RestShares:
         """Shares of center-rounds without a partner, by cause."""
-        shares = {cause.key: float(np.mean(self._resting(cause))) for cause in CAUSES}
+        shares = {cause.key: float(np.mean(self.record.rest == cause)) for cause in CAUSES}
         return RestShares(share=sum(shares.values()), **shares)
-
-    def _resting(self, cause: Rest) -> list[float]:
-        """(rounds,) the share of centers that rest for a cause."""
-        return [float(np.mean(rest == cause)) for rest in self.record.rest]
 
     def history(self, booked: Sequence[Traffic]) -> History:
         """The means over centers of every round.  booked: the bytes of every round."""
@@ -138,9 +134,8 @@ class Track:
             tuple(mean_over_centers(scores)[0] for scores in each)
             for each in (self.record.test, self.record.validation)
         )
-        causes = {cause.key: tuple(self._resting(cause)) for cause in CAUSES}
         rest = tuple(float(np.mean(r != Rest.NOT)) for r in self.record.rest)
-        return History(test, validation, edge, rest, causes, directed, control)
+        return History(test, validation, edge, rest, directed, control)
 
     def center_history(self) -> pl.DataFrame:
         """One row per round and center: its main score on validation and test rows, and why it rested."""

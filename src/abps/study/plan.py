@@ -17,13 +17,13 @@ from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation, groups_of, with_only
 from abps.data.roles import Roles
 from abps.data.table import load
-from abps.engine.attacks import parse as parse_attack
 from abps.engine.crossvalidation import FEWEST_FOLDS, FOLDS, compute
 from abps.engine.result import Run
 from abps.engine.simulate import Progress
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, REFERENCES, find
 from abps.methods.settings import configure, describe, names
+from abps.registry import imported
 from abps.release import VERSION
 
 #: The 19 rows of the paper's table in its order.
@@ -89,7 +89,7 @@ class Request:
             if seed < 0:
                 raise RequestError(f"seed {seed}: choose whole numbers from 0")
         if self.attack is not None:
-            parse_attack(self.attack)
+            imported("abps.lab.attacks:parse")(self.attack)
         for what, values in (("seed", self.seeds), ("method", self.methods)):
             twins = [v for v in values if values.count(v) > 1]
             if twins:

@@ -150,6 +150,15 @@ class Attackers:
         then = repeated(start, len(sent)) if before is None else before
         return self.attack.on_sent(sent, then, self.received, start, self.who, context.seed, t, context.ids)
 
+    def uploaded(self, values: NDArray[np.float64], context: Context, t: int) -> NDArray[np.float64]:
+        """(n, entries) what arrives at a coordinator."""
+        sent, nothing = np.nan_to_num(values), np.zeros_like(values)
+        keys = (context.seed, t, context.ids)
+        spoiled = self.attack.on_sent(sent, nothing, nothing, nothing[0], self.who, *keys)
+        # NaN stands for numbers that were not sent; attackers send what is no number as infinity.
+        spoiled = np.where(np.isnan(spoiled), np.inf, spoiled)
+        return np.where(np.isnan(values) & ~self.who[:, None], np.nan, spoiled)
+
     def arrived(self, sent: Weights, arrived: Weights) -> Weights:
         """(n, shared) what receivers see: an honest codec has no way to write what is no number, an attacker
         has."""
