@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated
@@ -68,8 +67,7 @@ def next_command(table: str, notes: TableCheck, given: Mapping[str, object]) -> 
             flags[role] = next((c.name for c in notes.columns if c.role == role), "")
         flags["patient"] = flags["patient"] or notes.patient
         flags["drop"] = ",".join(c.name for c in notes.columns if c.role == "dropped")
-    words = [f"--{flag} {shlex.quote(str(value))}" for flag, value in {**flags, **given}.items() if value]
-    return " ".join([COMPARE, "--data", shlex.quote(table), *words, "--out results"])
+    return options.command_line(COMPARE, {"data": table, **flags, **given, "out": "results"})
 
 
 def refuse_doubts(notes: TableCheck, strict: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -234,4 +233,4 @@ def _say(made: Partition, out: Path, roles: dict[str, object], as_json: bool) ->
         f"{made.centers:,} centers, {made.table.height:,} stays; left out {summary['cells_left_out']} cells "
         f"with {summary['rows_left_out']:,} stays; written to {out}"
     )
-    typer.echo(f"next: {COMPARE} --data {shlex.quote(str(out))} --out results")
+    typer.echo(f"next: {options.command_line(COMPARE, {'data': out, 'out': 'results'})}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -237,6 +238,13 @@ def settings(pairs: list[str] | None, model: str | None = None) -> dict[str, str
             raise RequestError(f"--set {pair}: write key=value, for instance --set gamma=0.5")
         given[key.strip()] = value.strip()
     return given
+
+
+def command_line(start: str, flags: Mapping[str, Any]) -> str:
+    """A command to copy: those of its options that have a value, quoted as a shell needs them."""
+    given = {flag: ",".join(value) if isinstance(value, tuple) else value for flag, value in flags.items()}
+    words = [f"--{flag} {shlex.quote(str(value))}" for flag, value in given.items() if value]
+    return " ".join([start, *words])
 
 
 def rows_table(

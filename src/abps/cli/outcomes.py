@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from abps.cli.options import rows_table, terminal
+from abps.cli.options import command_line, rows_table, terminal
 from abps.core.errors import RequestError
 from abps.engine.result import Run
 from abps.evaluate.verdicts import HospitalVerdict
@@ -25,7 +24,7 @@ from abps.report.study_tables import brief, spoken
 from abps.report.tables import NOTHING, number
 from abps.study.compare import load_study
 from abps.study.execute import Executor, StudyOutcome, run_study
-from abps.study.plan import Plan, Request, Source
+from abps.study.plan import Plan, Request
 
 #: Columns of a table where there is no terminal.
 WIDTH = 80
@@ -61,24 +60,12 @@ def finish(
     else:
         show(report)
         lead = report.sections[0].part.lead
-        if request.sources[0].roles is not None and lead is not None and not request.sources[1:]:
-            print(f"next: {fit_command(request.sources[0], lead.method)}")
+        source = request.sources[0]
+        if source.roles is not None and lead is not None and not request.sources[1:]:
+            flags = {"data": source.data, **asdict(source.roles), "min-stays": source.min_stays}
+            print(f"next: {command_line(f'abps fit --method {lead.method}', flags | {'out': 'models'})}")
     if outcome.failed or outcome.missing:
         raise typer.Exit(1)
-
-
-def fit_command(source: Source, method: str) -> str:
-    """The command that makes the models of a method from the table of a study."""
-    given = {} if source.roles is None else asdict(source.roles)
-    flags = {
-        name: ",".join(value) if isinstance(value, tuple) else value
-        for name, value in given.items()
-        if name not in ("eras", "every")
-    }
-    words = [f"--{name} {shlex.quote(str(value))}" for name, value in flags.items() if value]
-    least = [] if source.min_stays is None else [f"--min-stays {source.min_stays}"]
-    data = shlex.quote(source.data)
-    return " ".join([f"abps fit --method {method} --data {data}", *words, *least, "--out models"])
 
 
 def summary(report: Report, outcome: StudyOutcome | None = None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from abps import files
 from abps.cohorts import partition, tidy
 from abps.cohorts.tidy import Cohort, Step
+from abps.evaluate.performance import share
 from abps.report.document import render
 from abps.report.drawing import EARLY, LATE, QUIET, blank, draw
 
@@ -31,7 +32,7 @@ def report(cohort: Cohort, title: str) -> str:
     shown = sorted(sorted(centers, key=lambda c: (-c.stays, c.center))[:MOST_CENTERS], key=lambda c: c.center)
     names = [c.center for c in shown]
     positives = int(table[label].sum())
-    low, high = partition.wilson(positives, table.height)
+    rate = share(positives, table.height)
     lines = partition.feature_lines(table, features)
     few = (
         f" The {len(shown)} largest of {len(centers)} centers are shown." if len(shown) < len(centers) else ""
@@ -47,8 +48,8 @@ def report(cohort: Cohort, title: str) -> str:
         patients=table[patient].n_unique() if patient else None,
         positives=positives,
         rate=positives / table.height,
-        low=low,
-        high=high,
+        low=rate.low,
+        high=rate.high,
         centers=centers,
         features=lines,
         flow=Markup(flow_svg(cohort.steps, label)),

@@ -45,24 +45,14 @@ APS: dict[str, tuple[str, str]] = shipped("eicu")["aps"]
 
 #: apachePredVar flags that state a Charlson category. (Its diedinhospital is the label: never read.)
 PRED = {
-    "aids": "aids",
-    "hepaticfailure": "liver_severe",
-    "cirrhosis": "liver_mild",
-    "lymphoma": "malignancy",
-    "leukemia": "malignancy",
-    "metastaticcancer": "metastatic_tumor",
-    "diabetes": "diabetes_uncomplicated",
-}
+    "aids": "aids", "hepaticfailure": "liver_severe", "cirrhosis": "liver_mild", "lymphoma": "malignancy",
+    "leukemia": "malignancy", "metastaticcancer": "metastatic_tumor", "diabetes": "diabetes_uncomplicated",
+}  # fmt: skip
 
 PERIODIC = {
-    "heartrate": "heart_rate",
-    "systemicsystolic": "sbp",
-    "systemicdiastolic": "dbp",
-    "systemicmean": "mbp",
-    "respiration": "resp_rate",
-    "sao2": "spo2",
-    "temperature": "temperature",
-}
+    "heartrate": "heart_rate", "systemicsystolic": "sbp", "systemicdiastolic": "dbp", "systemicmean": "mbp",
+    "respiration": "resp_rate", "sao2": "spo2", "temperature": "temperature",
+}  # fmt: skip
 APERIODIC = {"noninvasivesystolic": "sbp", "noninvasivediastolic": "dbp", "noninvasivemean": "mbp"}
 
 _PATIENT = (
@@ -379,42 +369,18 @@ weight | feature | kg | admission weight, if between 20 and 400
 
 #: Input -> table, columns that it needs, the column of time, and the one that says when it was entered.
 EVENTS: dict[str, tuple[str, tuple[str, ...], str, str | None]] = {
-    "labs": (
-        "lab",
-        ("patientunitstayid", "labname", "labresult"),
-        "labresultoffset",
-        "labresultrevisedoffset",
-    ),
-    "gcs": (
-        "nurseCharting",
-        (
-            "patientunitstayid",
-            "nursingchartcelltypevallabel",
-            "nursingchartcelltypevalname",
-            "nursingchartvalue",
-        ),
-        "nursingchartoffset",
-        "nursingchartentryoffset",
-    ),
-    "urine": (
-        "intakeOutput",
-        ("patientunitstayid", "cellpath", "cellvaluenumeric"),
-        "intakeoutputoffset",
-        "intakeoutputentryoffset",
-    ),
-    "vasopressors": (
-        "infusionDrug",
-        ("patientunitstayid", "drugname", "drugrate", "patientweight"),
-        "infusionoffset",
-        None,
-    ),
-    "ventilation": (
-        "respiratoryCare",
-        ("patientunitstayid", "airwaytype", "ventstartoffset", "ventendoffset"),
-        "respcarestatusoffset",
-        None,
-    ),
-}
+    "labs": ("lab", ("patientunitstayid", "labname", "labresult"), "labresultoffset",
+             "labresultrevisedoffset"),
+    "gcs": ("nurseCharting", ("patientunitstayid", "nursingchartcelltypevallabel",
+            "nursingchartcelltypevalname", "nursingchartvalue"), "nursingchartoffset",
+            "nursingchartentryoffset"),
+    "urine": ("intakeOutput", ("patientunitstayid", "cellpath", "cellvaluenumeric"), "intakeoutputoffset",
+              "intakeoutputentryoffset"),
+    "vasopressors": ("infusionDrug", ("patientunitstayid", "drugname", "drugrate", "patientweight"),
+                     "infusionoffset", None),
+    "ventilation": ("respiratoryCare", ("patientunitstayid", "airwaytype", "ventstartoffset",
+                    "ventendoffset"), "respcarestatusoffset", None),
+}  # fmt: skip
 
 
 def _fill(duck: DuckSession, tables: _Tables) -> set[str]:

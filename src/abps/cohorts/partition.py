@@ -7,7 +7,6 @@ leaves out is listed with its reason.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,11 +15,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import LeftOut
+from abps.evaluate.performance import share
 
 #: What to do with a small cell: leave its rows out, keep it as it is, or (random partitions) draw again.
 SMALL = ("drop", "keep", "redraw")
@@ -354,14 +353,6 @@ def _none_large_enough(cells: Sequence[LeftOut], sizes: pl.DataFrame, rule: Cell
 # --- centers and columns of a tidy table ----------------------------------------------------------------
 
 
-def wilson(positives: int, total: int) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a proportion."""
-    if total == 0:
-        return math.nan, math.nan
-    ends = binomtest(positives, total).proportion_ci(method="wilson")
-    return float(ends.low), float(ends.high)
-
-
 @dataclass(frozen=True)
 class CenterLine:
     """One center: its size, outcome rate with a 95 % interval, and share of missing feature values."""
@@ -381,10 +372,11 @@ def center_lines(table: pl.DataFrame, label: str, center: str, features: list[st
     grouped = table.group_by(pl.col(center).cast(pl.String).fill_null(UNKNOWN).alias("center")).agg(
         stays=pl.len(), positives=pl.col(label).cast(pl.Int64).sum(), missing=gaps.mean()
     )
-    return [
-        CenterLine(name, stays, positives, positives / stays, *wilson(positives, stays), missing)
-        for name, stays, positives, missing in grouped.sort("center").iter_rows()
-    ]
+    lines = []
+    for name, stays, positives, missing in grouped.sort("center").iter_rows():
+        rate = share(positives, stays)
+        lines.append(CenterLine(name, stays, positives, rate.value, rate.low, rate.high, missing))
+    return lines
 
 
 @dataclass(frozen=True)

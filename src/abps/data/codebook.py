@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.core.errors import RequestError, nearest
+from abps.core.errors import RequestError
 from abps.data.outcome import BINARY, Outcome, as_plain, class_order
 from abps.data.scales import FARTHEST, Scale, Scales
 from abps.data.screening import MOST_LEVELS, identifying_reason, is_personal_value
@@ -345,27 +345,3 @@ def standardised(
 def sums(keys: NDArray[np.int32], n: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(n,) sums of values by center."""
     return np.bincount(keys, weights=values, minlength=n).astype(np.float64)
-
-
-def typed(frame: Mapping[str, pl.Series] | pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
-    """The columns of a center's own table that the codebook asks for, as it asks for them."""
-    names = list(frame.columns) if isinstance(frame, pl.DataFrame) else list(frame)
-    text = {c.source for c in book.columns if c.kind == "level"}
-    columns = []
-    for source in book.sources:
-        if source not in names:
-            raise RequestError(
-                f"{owner}: the codebook asks for the column {source!r}, which the table does not have"
-                f"{nearest(source, names)}; add it (empty where unknown) or agree on another codebook"
-            )
-        column = frame[source]
-        if source in text:
-            columns.append(column.cast(pl.String).alias(source))
-            continue
-        if column.dtype == pl.String and column.null_count() < len(column):
-            raise RequestError(
-                f"{owner}: the column {source!r} holds text where the codebook asks for a number; "
-                "fix the table or agree on another codebook"
-            )
-        columns.append(column.cast(pl.Float64).alias(source))
-    return pl.DataFrame(columns)

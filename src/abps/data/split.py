@@ -213,17 +213,22 @@ def patients_cross(federation: Federation) -> bool:
     return federation.patient is not None and bool(len(_placed(federation, federation.patient, False)))
 
 
+def _by_patient(
+    patient: NDArray[np.int64] | None, y: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Patients, the place of every row's among them, and who of them has an event; without numbers every row
+    is a patient of its own."""
+    patients, unit = np.unique(np.arange(len(y)) if patient is None else patient, return_inverse=True)
+    return patients, unit, np.bincount(unit, weights=y, minlength=len(patients)) > 0
+
+
 def folds_of(patient: NDArray[np.int64] | None, y: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
     """(rows,) the fold 0 … count - 1 of every row: patients dealt out in turn, those with an event first.
 
     patient: (rows,) numbers; None: every row is a patient of its own.  The order in which patients are dealt
     follows from their numbers and the seed.
     """
-    if patient is None:
-        patients, unit = np.arange(len(y)), np.arange(len(y))
-    else:
-        patients, unit = np.unique(patient, return_inverse=True)
-    event = np.bincount(unit, weights=y, minlength=len(patients)) > 0
+    patients, unit, event = _by_patient(patient, y)
     place = streams.uniforms(seed, "split", 2, patients.view(np.uint64))
     fold = np.empty(len(patients), dtype=np.int64)
     fold[np.lexsort((place, ~event))] = np.arange(len(patients)) % count
@@ -232,9 +237,5 @@ def folds_of(patient: NDArray[np.int64] | None, y: NDArray[Any], count: int, see
 
 def most_folds(patient: NDArray[np.int64] | None, y: NDArray[Any]) -> int:
     """How many folds can each have a patient with an event and one without."""
-    if patient is None:
-        events = int((y > 0).sum())
-        return min(events, len(y) - events)
-    patients, unit = np.unique(patient, return_inverse=True)
-    event = np.bincount(unit, weights=y, minlength=len(patients)) > 0
+    event = _by_patient(patient, y)[2]
     return int(min(event.sum(), (~event).sum()))

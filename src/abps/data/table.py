@@ -29,7 +29,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import DataWarning, RequestError, nearest
-from abps.data.codebook import Codebook, is_binary, typed
+from abps.data.codebook import Codebook, is_binary
 from abps.data.federation import (
     BUILTIN,
     ColumnCheck,
@@ -681,10 +681,21 @@ def _same_event(outcome: EncodedLabel, book: Codebook, site: str, label: str) ->
 
 def as_agreed(repaired: pl.DataFrame, raw: pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
     """The columns that a codebook asks for, as it asks for them: levels by its own spelling."""
-    levels: dict[str, list[str]] = {}
-    for column in book.columns:
-        if column.kind == "level":
-            levels.setdefault(column.source, []).append(column.level)
-    known = {column.name: as_feature(column) for column in repaired.get_columns()}
-    known |= {name: to_levels(raw[name], wanted) for name, wanted in levels.items() if name in raw.columns}
-    return typed({name: column for name, column in known.items() if column is not None}, book, owner)
+    columns = []
+    for source in book.sources:
+        if source not in repaired.columns:
+            raise RequestError(
+                f"{owner}: the codebook asks for the column {source!r}, which the table does not have"
+                f"{nearest(source, repaired.columns)}; add it (empty where unknown) or agree on another "
+                "codebook"
+            )
+        levels = [c.level for c in book.columns if (c.source, c.kind) == (source, "level")]
+        column = to_levels(raw[source], levels) if levels else as_feature(repaired[source])
+        if not levels and (column is None or (column.dtype == pl.String and len(column.drop_nulls()))):
+            raise RequestError(
+                f"{owner}: the column {source!r} holds text where the codebook asks for a number; "
+                "fix the table or agree on another codebook"
+            )
+        assert column is not None
+        columns.append(column.cast(pl.String if levels else pl.Float64))
+    return pl.DataFrame(columns)

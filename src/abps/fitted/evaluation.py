@@ -66,6 +66,10 @@ class ModelEvaluation:
     measures: Mapping[str, Interval] = field(default_factory=dict)
 
 
+#: Draws of test rows for an interval, and the fewest informative rows to give one for.
+DRAWS = 200
+FEWEST = 5
+
 #: The sensitivity that a threshold is chosen for.
 SENSITIVITY = 0.9
 
@@ -133,12 +137,44 @@ class HeldOutRows:
         start = self.rows.start
         part = slice(None) if i is None else slice(int(start[i]), int(start[i + 1]))
         answers = self.answers.values[part].astype(np.float64)
-        if self.rows.outcome.binary:
-            y = self.rows.y[part].astype(np.float64)
-            chosen = {name: values[part] for name, values in self.chosen.items()}
-            return evaluate(answers, y, chosen, self.fold[part])
-        answers = answers[:, None] if answers.ndim == 1 else answers
-        return evaluate_other(answers, self.rows if i is None else self.rows.only(i), self.rows)
+        if not self.rows.outcome.binary:
+            return self._other(answers[:, 0] if answers.shape[1:] == (1,) else answers, self.rows.y[part])
+        y = self.rows.y[part].astype(np.float64)
+        return ModelEvaluation(
+            rows=len(y),
+            events=int(y.sum()),
+            area=area(answers, y, fold=self.fold[part]),  # pairs of rows of one model
+            brier=float(np.mean((answers - y) ** 2)) if len(y) else math.nan,
+            calibration=calibration(answers, y),
+            curve=smooth_curve(answers, y),
+            decisions=decision_curve(answers, y) if len(y) else None,
+            thresholds={
+                name: replace(at_threshold(answers - each[part], y, 0.0), threshold=float(each[part].mean()))
+                for name, each in self.chosen.items()
+            },
+        )
+
+    def _other(self, answers: Floats, y: NDArray[np.float32], seed: int = 0) -> ModelEvaluation:
+        """The scores of another outcome: (rows,) or (rows, outputs) answers and (rows,) what happened.
+
+        Weights for censoring come from all rows.
+        """
+        outcome, start = self.rows.outcome, np.array([0, len(y)])
+        if not len(y):
+            return ModelEvaluation(measures={outcome.measure: Interval()})
+        whole = Rows(np.empty((len(y), 0), np.float32), y, start, outcome=outcome)
+        found = measures(Segments(answers, start), whole, self.rows)
+        values = {name: Interval(float(value[0])) for name, value in found.items()}
+        if outcome.informative(y) >= FEWEST:
+            draws, rng = [], np.random.default_rng(seed)
+            for _ in range(DRAWS):
+                some = rng.integers(0, len(y), len(y))
+                again = Segments(y[some], start, outcome)
+                draws.append(float(main_score(Segments(answers[some], start), again)[0]))
+            if np.isfinite(draws).any():
+                low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
+                values[outcome.measure] = replace(values[outcome.measure], low=low, high=high)
+        return ModelEvaluation(len(y), int(outcome.events(y).sum()), measures=values)
 
     def subgroups(self, names: Mapping[str, Sequence[str | None]]) -> dict[str, list[Subgroup]]:
         """By column, performance per subgroup.  names: by column, the subgroup of every row of the table."""
@@ -147,61 +183,6 @@ class HeldOutRows:
             column: subgroups(probability, y, [each[k] for k in self.place.tolist()])
             for column, each in names.items()
         }
-
-
-def evaluate(
-    probability: Floats, y: Floats, thresholds: Mapping[str, Floats], fold: NDArray[np.int64] | None = None
-) -> ModelEvaluation:
-    """Everything about (rows,) probabilities of (rows,) labels.
-
-    thresholds: (rows,) by name, the one that each row is judged by.
-    fold: (rows,) which model scored a row; only pairs of rows of one model count in the area.
-    """
-    y = np.asarray(y, dtype=np.float64)
-    return ModelEvaluation(
-        rows=len(y),
-        events=int(y.sum()),
-        area=area(probability, y, fold=fold),
-        brier=float(np.mean((probability - y) ** 2)) if len(y) else math.nan,
-        calibration=calibration(probability, y),
-        curve=smooth_curve(probability, y),
-        decisions=decision_curve(probability, y) if len(y) else None,
-        thresholds={
-            name: replace(at_threshold(probability - each, y, 0.0), threshold=float(each.mean()))
-            for name, each in thresholds.items()
-        },
-    )
-
-
-#: Draws of test rows for an interval, and the fewest informative rows to give one for.
-DRAWS = 200
-FEWEST = 5
-
-
-def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> ModelEvaluation:
-    """The scores of (rows, outputs) answers to the test rows of one center, or of all as one.
-
-    train: the rows that weights for censoring come from.
-    """
-    outcome = rows.outcome
-    y = np.concatenate([rows.only(i).y for i in range(len(rows.sizes))])
-    whole = Rows(np.empty((len(y), 0), np.float32), y, np.array([0, len(y)]), outcome=outcome)
-    given = answers[:, 0] if answers.shape[1] == 1 else answers
-    events = int(outcome.events(y).sum())
-    if not len(y):
-        return ModelEvaluation(measures={outcome.measure: Interval()})
-    found = measures(Segments(given, whole.start), whole, train)
-    values = {name: Interval(float(value[0])) for name, value in found.items()}
-    if outcome.informative(y) >= FEWEST:
-        draws, rng = [], np.random.default_rng(seed)
-        for _ in range(DRAWS):
-            some = rng.integers(0, len(y), len(y))
-            again = Segments(y[some], whole.start, outcome)
-            draws.append(float(main_score(Segments(given[some], whole.start), again)[0]))
-        if np.isfinite(draws).any():
-            low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
-            values[outcome.measure] = replace(values[outcome.measure], low=low, high=high)
-    return ModelEvaluation(len(y), events, measures=values)
 
 
 @dataclass(frozen=True)

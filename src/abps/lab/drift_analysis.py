@@ -19,6 +19,7 @@ from scipy.stats.contingency import crosstab
 
 from abps.cohorts import partition, vitals
 from abps.core.errors import RequestError, nearest
+from abps.evaluate.performance import share
 from abps.lab import drift_statistics as statistics
 
 #: Columns that hold the true era, where a source publishes one; the first that a table has is used.
@@ -352,7 +353,8 @@ def _lines(era: pl.Series, label: pl.Series) -> tuple[EraLine, ...]:
         .agg(stays=pl.len(), positives=pl.col("label").sum())
         .sort("era")
     )
-    return tuple(
-        EraLine(name, stays, positives, positives / stays, *partition.wilson(positives, stays))
-        for name, stays, positives in counted.iter_rows()
-    )
+    lines = []
+    for name, stays, positives in counted.iter_rows():
+        rate = share(positives, stays)
+        lines.append(EraLine(name, stays, positives, rate.value, rate.low, rate.high))
+    return tuple(lines)

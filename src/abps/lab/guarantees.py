@@ -28,7 +28,7 @@ from scipy.special import digamma, zeta
 from abps.core import streams
 from abps.core.credit import clip_affine
 from abps.core.selection import EpsilonSchedule, radius
-from abps.jit import compiled
+from abps.machine import compiled
 
 Floats = NDArray[np.float64]
 Prior = tuple[float, float]

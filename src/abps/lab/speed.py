@@ -31,10 +31,10 @@ from abps.core.arrays import repeated
 from abps.core.beliefs import Beliefs
 from abps.core.goals import Candidates
 from abps.core.selection import RoundKeys, Selection
-from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
 from abps.data.table import load
 from abps.engine.simulate import simulate
+from abps.machine import available_cores
 from abps.methods.proposals import match_by_beliefs
 from abps.models.learners import learner_for
 from abps.models.training import Training

@@ -18,7 +18,7 @@ from abps.core.beliefs import Beliefs, BetaPosterior
 from abps.core.goals import Candidates
 from abps.core.matching import Answer, MatchingPlan, Rest
 from abps.core.selection import RoundKeys, Selection, epsilon, peer_scores, turns
-from abps.jit import compiled
+from abps.machine import compiled
 from abps.methods.base import Context, Decisions, Floats, Ints, Words
 from abps.methods.peers import Preferences
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.jit import compiled
+from abps.machine import compiled
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

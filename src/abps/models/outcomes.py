@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.outcome import Outcome
-from abps.jit import compiled
+from abps.machine import compiled
 from abps.models.families import family_of
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be limited to one thread)
 from threadpoolctl import ThreadpoolController
 
-from abps.cores import available_cores
+from abps.machine import available_cores
 
 #: The BLAS behind compiled products; threads that run side by side give it one thread each.
 BLAS = ThreadpoolController().select(user_api="blas")

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from abps.core.errors import RequestError
-from abps.cores import available_cores
+from abps.machine import available_cores
 
 if TYPE_CHECKING:
     from abps.data.federation import Federation

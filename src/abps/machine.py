@@ -1,4 +1,5 @@
-"""Functions in machine code: compiled when first called, without the interpreter's lock, kept on disk.
+"""The cores of this machine, and functions in its code: compiled when first called, without the
+interpreter's lock, kept on disk.
 
 The compiler is loaded with the first call, too: it takes more memory than a site's whole job without it.
 
@@ -9,11 +10,19 @@ compiled function calls compiled functions of its own file only.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 _making = threading.RLock()
+
+
+def available_cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 class compiled:
