@@ -12,13 +12,11 @@ import pytest
 
 from abps import CATALOG, Run, find, simulate
 from abps.checks import CHECKS, check_method
-from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.engine.result import SCHEMA
 from abps.engine.rounds import RunState
-from abps.methods import catalog
 from abps.methods.base import Context
-from abps.methods.settings import configure, names, with_settings
+from abps.methods.settings import names, with_settings
 from abps.models import draws
 from abps.models.learners import learner_for
 from abps.wire.codecs import codec, frame_size
@@ -254,12 +252,3 @@ def test_the_catalog_names_all_methods_of_the_table() -> None:
         assert entry.family in ("reference", "star", "p2p", "control", "abps", "extension", "sums")
         assert entry.summary
         assert entry.source
-
-
-@pytest.mark.parametrize("name", sorted(catalog._FORMER))
-def test_a_former_name_says_what_to_ask_for(name) -> None:
-    with pytest.raises(RequestError, match=f"no method '{name}' any more; ask for"):
-        catalog.find(name)
-    method, _, settings = catalog._FORMER[name].partition(" with ")
-    given = dict(part.split("=") for part in settings.replace("--set", "").split())
-    assert configure(method.partition(";")[0], given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from abps.core.streams import _halves, _rounds
+from abps.core import streams
 
 _U64 = np.uint64
 
@@ -25,10 +25,9 @@ def _stir(
 
 def _step(value: NDArray[np.uint64], key: NDArray[np.uint64], n: int, forward: bool) -> NDArray[np.uint64]:
     """Through the network once; the key broadcasts against the values."""
-    high, low = _halves(n)
+    high, low, count = streams.shape(n)
     masks = _U64((1 << high) - 1), _U64((1 << low) - 1)
     half = [value >> _U64(low), value & masks[1]]
-    count = _rounds(low)
     for k in range(count) if forward else range(count - 1, -1, -1):
         _stir(half[k % 2], half[1 - k % 2], key, k, masks[k % 2])
     half[0] <<= _U64(low)

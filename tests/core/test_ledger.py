@@ -12,7 +12,7 @@ HEAD, TWO = 65, 65 + 8256
 
 def ratio(edges_per_center, weights, bytes_each, rounds=50):
     spent = ledger.pairs(round(230 * edges_per_center), weights * bytes_each)
-    return spent.edge * rounds / (ledger.star(230, WEIGHTS * 4).edge * 50)
+    return spent.edge * rounds / (230 * WEIGHTS * 4 * 50)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,6 @@ def test_abps_x_at_35_rounds():
 
 
 def test_edges_and_directions():
-    assert ledger.star(10, 7) == Traffic(edge=70, directed=140)
     assert ledger.pairs(3, 7, proposals=5) == Traffic(21, 42, (2 * 5 + 3) * ledger.CONTROL_MESSAGE)
     assert ledger.directory(4, 15) == Traffic(control=4 * 3 * (ledger.CONTROL_MESSAGE + 60))
     assert (Traffic(1, 2, 3) + Traffic(10, 20, 30)) == Traffic(11, 22, 33)

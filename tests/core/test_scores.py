@@ -7,7 +7,7 @@ import pytest
 
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.selection import epsilon, ucb
+from abps.core.selection import Selection, epsilon, ucb
 
 
 def worst_case(t: int, gamma: float = math.sqrt(2), prior=(1.0, 1.0)) -> float:
@@ -53,8 +53,8 @@ def test_schedules():
     assert epsilon("inv_sqrt_horizon", 1.0, 7, 100) == 0.1
     assert epsilon("c_over_t", 5.0, 3, 50) == 1.0
     assert epsilon("c_over_t", 5.0, 50, 50) == 0.1
-    with pytest.raises(RequestError, match="did you mean 'constant'"):
-        epsilon("konstant", 0.1, 1, 50)
+    with pytest.raises(RequestError, match="eps_schedule='konstant': choose constant"):
+        Selection(eps_schedule="konstant")
 
 
 def test_ucb_is_the_printed_formula():

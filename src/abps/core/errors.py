@@ -14,6 +14,7 @@ Limits = Mapping[str, tuple[float, float]]
 
 FROM_0, FROM_1, POSITIVE = (0.0, math.inf), (1.0, math.inf), (math.ulp(0.0), math.inf)
 SHARE = (math.ulp(0.0), math.nextafter(1.0, 0.0))
+FROM_0_BELOW_1, UP_TO_1 = (0.0, math.nextafter(1.0, 0.0)), (math.ulp(0.0), 1.0)
 
 
 class DataWarning(UserWarning):

@@ -75,19 +75,12 @@ GOALS: Final = Registry[Goal](
 )
 
 
-def goal(name: str) -> Goal:
-    """A goal by its name: ours, an entry point's, or ``package.module:NAME``."""
-    return GOALS.find(name)
-
-
 def scaled(vectors: Floats, how: str) -> Floats:
     """Metadata as it stands (``raw``, the paper) or standardised over the centers (``zscore``)."""
     if how == "raw":
         return vectors
-    if how == "zscore":
-        spread = vectors.std(axis=0)
-        return np.asarray((vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
-    raise RequestError(f"meta_scale={how!r}: choose raw or zscore")
+    spread = vectors.std(axis=0)
+    return np.asarray((vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
 
 
 def pair_scores(vectors: Floats, goals: Sequence[Goal]) -> Floats:
@@ -125,8 +118,6 @@ def thresholds(scores: Floats, goals: Sequence[Goal], keep: float, scope: str) -
     n = len(scores)
     if not 0 < keep <= 1:
         raise RequestError(f"keep={keep}: the share of pairs to keep must be above 0 and at most 1")
-    if scope not in ("global_pairs", "per_center"):
-        raise RequestError(f"tau_scope={scope!r}: choose global_pairs or per_center")
     if n < 2:
         return np.full(n, -np.inf)
     if scope == "per_center":

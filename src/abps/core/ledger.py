@@ -33,11 +33,6 @@ class Traffic:
         return (self.directed + self.control) / 1e9 * EGRESS_USD_PER_GB
 
 
-def star(centers: int, payload: int) -> Traffic:
-    """Every center sends to the server and receives: n edges, 2n transfers."""
-    return Traffic(edge=centers * payload, directed=2 * centers * payload)
-
-
 def pairs(edges: int, payload: int, proposals: int = 0) -> Traffic:
     """Partners swap payloads: one edge, two transfers.
 

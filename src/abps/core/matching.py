@@ -120,20 +120,6 @@ def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], kappa: int)
     return MatchingPlan(n, pairs, center, peer, answers.astype(np.int8), rest.astype(np.int8), asked)
 
 
-def nobody(n: int, why: Rest) -> MatchingPlan:
-    """A round in which every center rests for one reason."""
-    none = np.zeros(0, dtype=np.int64)
-    return MatchingPlan(
-        n=n,
-        pairs=none.reshape(0, 2),
-        center=none,
-        peer=none,
-        answer=none.astype(np.int8),
-        rest=np.full(n, why, dtype=np.int8),
-        asked=np.zeros((n, 4), dtype=np.int64),
-    )
-
-
 def both_ways(edges: Ints) -> tuple[Ints, Ints]:
     """(receivers, senders) of an exchange over every edge."""
     return np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from abps.core import streams
 from abps.core.beliefs import BetaPosterior
-from abps.core.errors import RequestError, nearest, validate
+from abps.core.errors import FROM_0, FROM_1, Limits, RequestError, validate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,7 +19,6 @@ Ints = NDArray[np.int64]
 
 #: Exploration schedules: the constant of the experiments, and the two of the regret proof.
 EpsilonSchedule = Literal["constant", "inv_sqrt_horizon", "c_over_t"]
-EPSILON_SCHEDULES: tuple[str, ...] = get_args(EpsilonSchedule)
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,14 @@ class Selection:
     order: Literal["random", "index"] = "random"
     policy: Literal["ucb", "random"] = "ucb"
 
+    limits: ClassVar[Limits] = {"kappa": FROM_1, "epsilon": FROM_0, "gamma": FROM_0}
+
     def __post_init__(self) -> None:
-        if self.kappa < 1:
-            raise RequestError(f"kappa={self.kappa}: a center needs room for at least 1 partner")
-        if not 0 <= self.epsilon <= 1 and self.eps_schedule == "constant":
+        validate(self)
+        if self.epsilon > 1 and self.eps_schedule == "constant":
             raise RequestError(f"epsilon={self.epsilon}: a probability, choose 0 to 1")
-        if self.gamma < 0:
-            raise RequestError(f"gamma={self.gamma}: the exploration weight must not be negative")
         if min(self.prior) <= 0:
             raise RequestError(f"prior={self.prior}: both Beta parameters must be above 0")
-        validate(self)
 
 
 def radius(count: ArrayLike, t: int, gamma: float) -> Floats:
@@ -67,21 +64,14 @@ def ucb(belief: BetaPosterior, t: int, gamma: float) -> Floats:
     return belief.mean + radius(belief.count, t, gamma)
 
 
-def epsilon(schedule: str, c: float, t: int, horizon: int) -> float:
+def epsilon(schedule: EpsilonSchedule, c: float, t: int, horizon: int) -> float:
     """The probability of exploring in round t.
 
     ``constant``: c. ``inv_sqrt_horizon``: c / sqrt(horizon). ``c_over_t``: min(1, c / t).
     """
     if schedule == "constant":
         return min(1.0, c)
-    if schedule == "inv_sqrt_horizon":
-        return min(1.0, c / math.sqrt(max(1, horizon)))
-    if schedule == "c_over_t":
-        return min(1.0, c / t)
-    raise RequestError(
-        f"eps_schedule={schedule!r} is not one of {', '.join(EPSILON_SCHEDULES)}"
-        f"{nearest(schedule, EPSILON_SCHEDULES)}"
-    )
+    return min(1.0, c / (math.sqrt(max(1, horizon)) if schedule == "inv_sqrt_horizon" else t))
 
 
 @dataclass(frozen=True, eq=False)

@@ -151,22 +151,13 @@ def words(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint32]:
 # ---------------------------------------------------------------- keyed orders
 
 
-def _halves(n: int) -> tuple[int, int]:
-    """Bits of the high and of the low half of the domain.
+def shape(n: int) -> tuple[int, int, int]:
+    """The bits of the high and of the low half of the domain, and the rounds of the network, for n centers.
 
-    Small domains have halves of one size, which mixes better; in large ones they may differ by a bit, so that
-    hardly anything falls outside 0..n-1 and has to walk on.
+    Small domains have halves of one size, which mixes better, and need more rounds before pairs of places are
+    balanced (tested by chi-square). In large ones halves may differ by a bit, so that hardly anything falls
+    outside 0..n-1 and has to walk on.
     """
     bits = max(2, (max(1, n) - 1).bit_length())
-    return (bits + 1 >> 1, bits + 1 >> 1) if bits < 16 else (bits >> 1, bits + 1 >> 1)
-
-
-def _rounds(half: int) -> int:
-    """Small domains need more rounds before pairs of places are balanced (tested by chi-square)."""
-    return 10 if half < 8 else 6
-
-
-def shape(n: int) -> tuple[int, int, int]:
-    """The bits of both halves and the rounds of the network for n centers."""
-    high, low = _halves(n)
-    return high, low, _rounds(low)
+    high, low = bits + (bits < 16) >> 1, bits + 1 >> 1
+    return high, low, 10 if low < 8 else 6

@@ -17,10 +17,11 @@ from abps.core import streams
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare, side_by_side
 from abps.engine.rounds import RunState
-from abps.lab.rivals.regressions import MixedModel, own_intercept
+from abps.lab.rivals.regressions import MixedModel
 from abps.methods.base import Context, Floats, Ints
 from abps.methods.settings import with_model
 from abps.models.learners import learner_for
+from abps.statistics.families import LOGISTIC, own_intercept
 
 #: Columns whose coefficients are compared, and outcomes drawn anew.
 COLUMNS, DRAWS = 5, 60
@@ -94,7 +95,8 @@ def _slopes(rows: Rows, w: Floats, variance: float, strong: Ints, seed: int) -> 
     tables = [rows.only(i) for i in parts]
     predicted = [w[0] + part.x @ w[1:] for part in tables]
     chance = [
-        expit(z + own_intercept(z, t.y.astype(np.float64), variance)) for z, t in zip(predicted, tables)
+        expit(z + own_intercept(LOGISTIC, t.y.astype(np.float64), z, 1.0 / variance))
+        for z, t in zip(predicted, tables)
     ]
     seen, moved, scale = 0.0, 0.0, 0.0
     for z, part in zip(predicted, tables, strict=True):
@@ -114,7 +116,7 @@ def _slopes(rows: Rows, w: Floats, variance: float, strong: Ints, seed: int) -> 
 def _score(z: Floats, y: Floats, x: NDArray[np.float32], variance: float) -> tuple[Floats, Floats]:
     """(k,) the score of a hospital's own coefficients at the common ones, its intercept taken out, and (k, k)
     its information."""
-    chance = expit(z + own_intercept(z, y, variance))
+    chance = expit(z + own_intercept(LOGISTIC, y, z, 1.0 / variance))
     weight = np.maximum(chance * (1.0 - chance), 1e-9)
     centred = x - weight @ x / weight.sum()
     return centred.T @ (y - chance), (centred * weight[:, None]).T @ centred

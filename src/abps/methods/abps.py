@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from abps.core import credit, goals
 from abps.core.arrays import Weighting, Weights, lerp, shares
 from abps.core.beliefs import Beliefs
-from abps.core.errors import RequestError, validate
+from abps.core.errors import FROM_0_BELOW_1, RequestError, validate
 from abps.core.goals import Candidates, Goal, candidates
 from abps.core.selection import Selection
 from abps.methods.base import Context, Floats, Ints, Kind, Models, Published
@@ -62,7 +62,7 @@ class Filter:
         validate(self)
         for name in (self.goal, *self.goals):
             if name != "none":
-                goals.goal(name)
+                goals.GOALS.find(name)
 
     @property
     def compares(self) -> bool:
@@ -86,8 +86,8 @@ class Filter:
         if self.goals:
             if len(self.goals) != n:
                 raise RequestError(f"goals: {len(self.goals)} given for {n} centers; give one per center")
-            return [goals.anybody if g == "none" else goals.goal(g) for g in self.goals]
-        return [goals.goal(self.goal)] * n
+            return [goals.anybody if g == "none" else goals.GOALS.find(g) for g in self.goals]
+        return [goals.GOALS.find(self.goal)] * n
 
 
 #: The utility of a model, measured on a center's own validation rows.
@@ -150,10 +150,7 @@ class ABPS(PeerMethod):
     smoothing: float = 0.0
     adopt: Literal["always", "if_helpful"] = "always"
 
-    def __post_init__(self) -> None:
-        validate(self)
-        if not 0 <= self.smoothing < 1:
-            raise RequestError(f"smoothing={self.smoothing}: a share, choose 0 to below 1")
+    limits: ClassVar = {"smoothing": FROM_0_BELOW_1}
 
     @property
     def kind(self) -> Kind:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights, repeated
-from abps.core.errors import Limits, RequestError, validate
+from abps.core.errors import FROM_0, FROM_1, POSITIVE, SHARE, Limits, validate
 from abps.models.training import Training
 from abps.wire.codecs import codec, frame_size
 
@@ -119,12 +119,10 @@ class Stopping:
     restore_best: bool = False
     metric: Literal["auroc", "loss"] = "auroc"
 
+    limits: ClassVar[Limits] = {"rounds": FROM_1, "patience": FROM_1}
+
     def __post_init__(self) -> None:
         validate(self)
-        if self.rounds < 1:
-            raise RequestError(f"rounds={self.rounds}: a run needs at least 1 round")
-        if self.patience is not None and self.patience < 1:
-            raise RequestError(f"patience={self.patience}: choose at least 1, or none")
 
     def better(self, value: float, best: float) -> bool:
         """Whether a round's mean validation AUROC beats the best so far (NaN: there is none)."""
@@ -246,13 +244,10 @@ class Privacy:
     dp_delta: float = 1e-5
     secure: bool = False
 
+    limits: ClassVar[Limits] = {"min_cell": FROM_0, "dp_epsilon": POSITIVE, "dp_delta": SHARE}
+
     def __post_init__(self) -> None:
-        if self.min_cell < 0:
-            raise RequestError(f"min_cell={self.min_cell}: a number of patients, choose from 0")
-        if self.dp_epsilon is not None and not self.dp_epsilon > 0:
-            raise RequestError(f"dp_epsilon={self.dp_epsilon}: choose above 0, or none")
-        if not 0 < self.dp_delta < 1:
-            raise RequestError(f"dp_delta={self.dp_delta}: a probability, choose below 1 / rows")
+        validate(self)
 
     @property
     def budget(self) -> float | None:

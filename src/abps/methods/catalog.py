@@ -165,21 +165,6 @@ def name_of(config: Method) -> str:
     return next((name for name in listed if listed[name].config == config), type(config).__name__.lower())
 
 
-#: Names of the version before, and what to ask for instead.
-_FORMER: Final = {
-    "dac-var": "dac; its rising schedule is gone",
-    "dac-k1": "dac with --set peers=1 --set standardise=true --set tau=1",
-    "fedfomo-k1": "fedfomo with --set peers=1",
-    "dfca-k1": "dfca with --set most=1",
-    "pens-k1": "pens with --set sampled=2 --set best=1 --set later=1",
-    "facade-r1": "facade with --set degree=1",
-    **{f"{name}-p": f"{name} with --set private_layers=1" for name in ("pfedgraph", "ifca", "pens")},
-    **{f"{name}-stopped": f"{name} with --set restore_best=true" for name in ("local", "centralized")},
-}
-
-
 def find(name: str) -> Method:
     """A method's configuration by its name: ours, an entry point's, or ``package.module:NAME``."""
-    if name in _FORMER:
-        raise RequestError(f"there is no method {name!r} any more; ask for {_FORMER[name]}")
     return METHODS.find(name)

@@ -6,15 +6,14 @@ Every center trains the server's model and sends it back; the server averages. L
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from abps.core.arrays import AGGREGATES, Aggregate, Weighting, Weights, lerp, repeated, shares, trusted
-from abps.core.errors import RequestError
-from abps.methods.base import Context, Models, Wire, tried
+from abps.core.errors import FROM_0, FROM_0_BELOW_1
+from abps.methods.base import Context, Models, Wire
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 
@@ -32,10 +31,7 @@ class FedAvg(StarMethod):
     smoothing: float = 0.0
     aggregate: Aggregate = "mean"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.smoothing < 1:
-            raise RequestError(f"smoothing={self.smoothing}: a share, choose 0 to below 1")
+    limits: ClassVar = {"smoothing": FROM_0_BELOW_1}
 
     @property
     def adds(self) -> Adding | None:
@@ -82,15 +78,8 @@ class FedProx(FedAvg):
 
     mu: float = 0.01
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise RequestError(f"mu={self.mu}: the strength of the proximal term, choose 0 or more")
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and mu."""
-        return tried(self, mu=(0.01, 0.1))
+    limits: ClassVar = {"mu": FROM_0}
+    searched: ClassVar = {"mu": (0.01, 0.1)}
 
     def objective(self, state: Models) -> Objective:
         """Pull towards the model that the round starts from."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from abps.core.arrays import Weighting, shares
 from abps.core.beliefs import Beliefs
-from abps.core.errors import RequestError
+from abps.core.errors import FROM_1
 from abps.core.goals import Candidates, group_numbers
 from abps.core.selection import Selection
 from abps.methods.base import Context, Kind, Models
@@ -31,10 +31,7 @@ class RandomPairs(PeerMethod):
     candidates: Literal["all", "group"] = "all"
     weighting: Weighting = "size"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kappa < 1:
-            raise RequestError(f"kappa={self.kappa}: a center needs room for at least 1 partner")
+    limits: ClassVar = {"kappa": FROM_1}
 
     @property
     def kind(self) -> Kind:

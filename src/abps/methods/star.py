@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights, repeated
-from abps.core.errors import RequestError
+from abps.core.errors import UP_TO_1, RequestError
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.methods.base import Context, Floats, Ints, Kind, Method, Wire
 from abps.privacy import fixed_point
@@ -53,6 +53,8 @@ class StarMethod(Method, ABC):
 
     participation: float = 1.0
 
+    limits: ClassVar = {"participation": UP_TO_1}
+
     #: How many messages go up in a round.
     messages: ClassVar[int] = 1
 
@@ -71,8 +73,6 @@ class StarMethod(Method, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.participation <= 1:
-            raise RequestError(f"participation={self.participation}: a share, choose above 0 up to 1")
         if self.participation < 1 and (self.asks or self.privacy.secure):
             raise RequestError(
                 f"participation={self.participation}: sums that are exact or masked need every center; "

@@ -16,13 +16,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError, validate
+from abps.core.errors import FROM_0, FROM_1, POSITIVE, UP_TO_1, Limits, RequestError, validate
 from abps.registry import Registry
 
 if TYPE_CHECKING:
@@ -150,23 +150,19 @@ class Training:
     noise_multiplier: float = 0.0
     sampling: float = 1.0
 
+    limits: ClassVar[Limits] = {
+        "epochs": FROM_1,
+        "batch": FROM_1,
+        "dropout": (0.0, 0.99),
+        "lr": POSITIVE,
+        "weight_decay": FROM_0,
+        "clip": POSITIVE,
+        "noise_multiplier": FROM_0,
+        "sampling": UP_TO_1,
+    }
+
     def __post_init__(self) -> None:
         validate(self)
-        if self.epochs < 1 or self.batch < 1:
-            raise RequestError(f"epochs={self.epochs}, batch={self.batch}: both must be at least 1")
-        if not 0 <= self.dropout <= 0.99:
-            raise RequestError(f"dropout={self.dropout}: a share of units, choose 0 to 0.99")
-        if self.lr <= 0 or (self.weight_decay is not None and self.weight_decay < 0):
-            raise RequestError(
-                f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
-            )
-        if self.clip is not None and not self.clip > 0:
-            raise RequestError(f"clip={self.clip}: the longest gradient of a row, choose above 0, or none")
-        if not self.noise_multiplier >= 0 or not 0 < self.sampling <= 1:
-            raise RequestError(
-                f"noise_multiplier={self.noise_multiplier}, sampling={self.sampling}: "
-                "choose noise from 0 and a chance above 0, to 1"
-            )
         if self.clip is None and (self.noise_multiplier or self.sampling < 1):
             raise RequestError(
                 f"noise_multiplier={self.noise_multiplier}, sampling={self.sampling}: "

@@ -34,11 +34,12 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from abps.data.outcome import BINARY
-from abps.methods.base import Context, Floats, Ints, Models, Stopping
+from abps.methods.base import Context, Floats, Models, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
 from abps.models.families import log_loss
-from abps.models.newton import OwnRows, fit_by_evidence, of_answers
+from abps.models.newton import OwnRows, column_kinds, fit_by_evidence, of_answers
 from abps.models.training import Training
+from abps.statistics.families import LOGISTIC, own_intercept
 from abps.wire.number_lists import Field, NumberList
 
 
@@ -194,7 +195,7 @@ class MixedModel(SumRegression):
         for i in range(context.r):
             rows = context.data.train.only(i)
             design, y = np.column_stack([np.ones(len(rows.y)), rows.x]), rows.y.astype(np.float64)
-            u = own_intercept(design @ state.w, y, state.variance)
+            u = own_intercept(LOGISTIC, y, design @ state.w, 1.0 / state.variance)
             chance = expit(design @ state.w + u)
             weight = chance * (1.0 - chance)
             crossed, total = design.T @ weight, weight.sum() + 1.0 / state.variance
@@ -236,7 +237,8 @@ class MixedModel(SumRegression):
         models = np.tile(np.append(w[1:], w[0]).astype(np.float32), (context.r, 1))
         for i in range(context.r):
             rows = context.data.train.only(i)
-            models[i, -1] += own_intercept(w[0] + rows.x @ w[1:], rows.y.astype(np.float64), variance)
+            y, z = rows.y.astype(np.float64), w[0] + rows.x @ w[1:]
+            models[i, -1] += own_intercept(LOGISTIC, y, z, 1.0 / variance)
         return MixedState(models, w, before, float(loss), float(variance), values[2 * width + 3 :], done > 0)
 
 
@@ -244,21 +246,3 @@ def _reply(state: MixedState) -> Broadcast:
     """What all members need to go on."""
     numbers = [min(state.loss, 1e30), state.variance, state.done]
     return _broadcast(np.concatenate([state.w, state.before, numbers, state.penalty]))
-
-
-def own_intercept(z: Floats, y: Floats, variance: float) -> float:
-    """The mode of a center's intercept beside the linear predictor z (rows,), by Newton's method."""
-    u = 0.0
-    for _ in range(30):
-        chance = expit(z + u)
-        step = ((y - chance).sum() - u / variance) / ((chance * (1.0 - chance)).sum() + 1.0 / variance)
-        u += float(np.clip(step, -2.0, 2.0))
-        if abs(step) < 1e-8:
-            break
-    return u
-
-
-def column_kinds(columns: tuple[str, ...]) -> Ints:
-    """(columns,) yes/no columns, straight parts and bends of numbers: each kind has a penalty."""
-    part = [min(int(name.partition(" ~")[2] or 0), 2) for name in columns]
-    return np.unique(part, return_inverse=True)[1].astype(np.int64)
