@@ -211,7 +211,7 @@ def _play(request: _Request, context: Context, attackers: Any) -> tuple[RunState
 def _warmed(state: RunState, models: NDArray[np.float32] | None) -> RunState:
     """A run whose centers start from these models: (centers, P), or (1, P) for all."""
     own = getattr(state.state, "models", None)
-    if models is None or own is None or getattr(state.method, "fitted", False):
+    if models is None or own is None or state.method.fitted:
         why = "that run has no models" if models is None else "this method is fitted without a start"
         raise RequestError(f"warm_start: {why}; leave warm_start out")
     if models.shape[1:] != own.shape[1:] or len(models) not in (1, len(own)):

@@ -21,7 +21,7 @@ from abps.core.beliefs import Beliefs
 from abps.core.errors import FROM_0_BELOW_1, RequestError, validate
 from abps.core.goals import Candidates, Goal, candidates
 from abps.core.selection import Selection
-from abps.methods.base import Context, Floats, Ints, Kind, Models, Published
+from abps.methods.base import Context, Floats, Ints, Models, Published
 from abps.methods.peers import (
     PartnerExchange,
     PeerMethod,
@@ -152,10 +152,7 @@ class ABPS(PeerMethod):
 
     limits: ClassVar = {"smoothing": FROM_0_BELOW_1}
 
-    @property
-    def kind(self) -> Kind:
-        """By mutual proposals."""
-        return "mutual"
+    kind = "mutual"
 
     @property
     def capacity(self) -> int:

@@ -265,6 +265,9 @@ class Method:
     #: Why it supports binary outcomes only, in half a sentence; empty if it supports any.
     only_binary: ClassVar[str] = ""
 
+    #: Whether it fits models of its own kind, from no common start, and finds its own settings.
+    fitted: ClassVar[bool] = False
+
     #: Ranges of its settings, and the values that a comparison may try besides those of the training.
     limits: ClassVar[Limits] = {}
     searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -291,6 +294,8 @@ class Method:
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """Settings that a comparison may tune, each with the values to try: at most eight combinations."""
+        if self.fitted:
+            return {}
         if self.searched:
             return tried(self, **self.searched)
         epochs = self.training.epochs

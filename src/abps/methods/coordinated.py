@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.methods.base import Context, Decisions, Floats, Ints, Kind, Method
+from abps.methods.base import Context, Decisions, Floats, Ints, Method
 from abps.wire.number_lists import Form, NumberList, length
 
 
@@ -85,10 +85,7 @@ class CoordinatedMethod(Method, ABC):
         """Nothing to tune: the evidence chooses penalties."""
         return {}
 
-    @property
-    def kind(self) -> Kind:
-        """To a coordinator among the members."""
-        return "coordinated"
+    kind = "coordinated"
 
     def sums_only(self, t: int) -> bool:
         """Whether the coordinator of exchange t needs nothing but the sum of all uploads: such an exchange

@@ -15,7 +15,7 @@ from abps.core.beliefs import Beliefs
 from abps.core.errors import FROM_1
 from abps.core.goals import Candidates, group_numbers
 from abps.core.selection import Selection
-from abps.methods.base import Context, Kind, Models
+from abps.methods.base import Context, Models
 from abps.methods.peers import PartnerExchange, PeerMethod, Preferences, Received, StepResult
 from abps.methods.proposals import rank_by_beliefs
 
@@ -33,10 +33,7 @@ class RandomPairs(PeerMethod):
 
     limits: ClassVar = {"kappa": FROM_1}
 
-    @property
-    def kind(self) -> Kind:
-        """By mutual proposals."""
-        return "mutual"
+    kind = "mutual"
 
     @property
     def capacity(self) -> int:

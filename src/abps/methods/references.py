@@ -9,7 +9,6 @@ networks use today.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -88,13 +87,7 @@ class TableReference(Method):
 
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=1))
 
-    #: Its models are not vectors of weights that centers could exchange.
     fitted: ClassVar[bool] = True
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """Nothing: it finds its own settings."""
-        return {}
 
     def init(self, context: Context) -> Fitted:
         """Nothing yet."""
@@ -206,13 +199,7 @@ class GlmExact(StarMethod):
 
     training: Training = field(default_factory=lambda: Training(standardise="common", model="linear"))
 
-    #: Its model is a regression of its own, whatever the others train.
     fitted: ClassVar[bool] = True
-
-    @property
-    def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """Nothing: it finds its own settings."""
-        return {}
 
     keeps = RegressionMemory
 

@@ -19,7 +19,7 @@ from abps.core import streams
 from abps.core.arrays import Weights, repeated
 from abps.core.errors import UP_TO_1, RequestError
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
-from abps.methods.base import Context, Floats, Ints, Kind, Method, Wire
+from abps.methods.base import Context, Floats, Ints, Method, Wire
 from abps.privacy import fixed_point
 from abps.privacy.fixed_point import masked_bytes
 from abps.wire.codecs import codec, frame_size
@@ -79,10 +79,7 @@ class StarMethod(Method, ABC):
                 "leave participation out"
             )
 
-    @property
-    def kind(self) -> Kind:
-        """To a server."""
-        return "star"
+    kind = "star"
 
     def taking_part(self, context: Context, t: int) -> NDArray[np.bool_]:
         """(n,) who takes part in round t."""

@@ -118,20 +118,21 @@ class Multinomial(Family):
 
     def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Indicator of the class minus its probability."""
-        chance = _softmax(z)
+        chance = softmax(z)
         chance[np.arange(len(y)), y.astype(np.int64)] -= 1.0
         return -chance
 
     def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Covariance of the indicators."""
-        chance = _softmax(z)
+        chance = softmax(z)
         found = -chance[:, :, None] * chance[:, None, :]
         diagonal = np.arange(z.shape[1])
         found[:, diagonal, diagonal] += chance + LEAST_INFORMATION
         return np.asarray(found)
 
 
-def _softmax(z: Floats) -> Floats:
+def softmax(z: Floats) -> Floats:
+    """(rows, classes) probabilities of log odds."""
     weight = np.exp(z - z.max(axis=1, keepdims=True))
     return np.asarray(weight / weight.sum(axis=1, keepdims=True))
 

@@ -156,6 +156,15 @@ def _errors(z, bias, y, real):
 
 
 @compiled
+def _spread_back(error, last, back, rows, units):
+    """Gradient with respect to the last hidden layer's units, from that of the logits."""
+    for r in range(rows):
+        row = back[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] = error[r] * last[u]
+
+
+@compiled
 def _gradient(w, g, seats, widths, layers, dropped):
     """Gradient of the mean loss over a batch, written to ``g``.
 
@@ -169,10 +178,8 @@ def _gradient(w, g, seats, widths, layers, dropped):
     drawn, rate, limit, keys, places = dropped
     rows = len(x)
     depth = len(widths) - 2
-    scale = np.float32(1.0)
     dropping = rate > np.float32(0.0)
-    if dropping:
-        scale = np.float32(np.float32(1.0) / (np.float32(1.0) - rate))
+    scale = np.float32(np.float32(1.0) / (np.float32(1.0) - rate))
     chance = drawn.view(np.float32)
     before, at, filled = x, 0, 0
     for k in range(depth):
@@ -199,10 +206,7 @@ def _gradient(w, g, seats, widths, layers, dropped):
     np.dot(error, before, g[at : at + units])
     filled -= rows * units
     back = backward[filled : filled + rows * units]
-    for r in range(rows):
-        row = back[r * units : (r + 1) * units]
-        for u in range(units):
-            row[u] = error[r] * last[u]
+    _spread_back(error, last, back, rows, units)
     for k in range(depth - 1, -1, -1):
         inside, units = widths[k], widths[k + 1]
         at -= units * (inside + 1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from abps.data.outcome import Outcome
 from abps.machine import compiled
-from abps.models.families import family_of
+from abps.models.families import family_of, softmax
 
 Floats = NDArray[np.float64]
 
@@ -37,8 +37,7 @@ def foretold(outcome: Outcome, z: NDArray[Any]) -> Floats:
     longer than each time of the grid, or (rows,) numbers in their own unit."""
     answers = shaped(z).astype(np.float64)
     if outcome.kind == "classes":
-        weight = np.exp(answers - answers.max(axis=1, keepdims=True))
-        return np.asarray(weight / weight.sum(axis=1, keepdims=True))
+        return softmax(answers)
     if outcome.kind == "survival":
         with np.errstate(over="ignore"):
             return np.asarray(np.cumprod(1.0 / (1.0 + np.exp(answers)), axis=1))
@@ -86,48 +85,16 @@ def concordances(time, event, risk, start):
     found = np.full(len(start) - 1, np.nan)
     for g in range(len(found)):
         low, high = start[g], start[g + 1]
-        t, e, s = time[low:high], event[low:high], risk[low:high]
-        levels = np.unique(s)
-        rank = np.searchsorted(levels, s)
-        tree = np.zeros(len(levels) + 1, dtype=np.int64)  # counts of risks among those who came later
-        order = np.argsort(-t, kind="mergesort")
-        pairs, twice, there, at = 0, 0, 0, 0
-        while at < len(order):
-            end = at
-            while end < len(order) and t[order[end]] == t[order[at]]:
-                end += 1
-            for wanted in (False, True):
-                if wanted:
-                    for k in order[at:end]:
-                        if e[k]:
-                            twice += _below(tree, rank[k]) + _below(tree, rank[k] + 1)
-                            pairs += there
-                for k in order[at:end]:
-                    if e[k] == wanted:
-                        _add(tree, rank[k])
-                        there += 1
-            at = end
+        pairs, twice = 0, 0
+        for k in range(low, high):
+            if event[k]:
+                for j in range(low, high):
+                    if time[j] > time[k] or (time[j] == time[k] and not event[j]):
+                        pairs += 1
+                        twice += int(risk[j] < risk[k]) + int(risk[j] <= risk[k])
         if pairs:
             found[g] = twice / (2.0 * pairs)
     return found
-
-
-@compiled
-def _add(tree, place):
-    k = place + 1
-    while k < len(tree):
-        tree[k] += 1
-        k += k & -k
-
-
-@compiled
-def _below(tree, place):
-    """How many stand below a place."""
-    total, k = 0, place
-    while k > 0:
-        total += tree[k]
-        k -= k & -k
-    return total
 
 
 @compiled
