@@ -49,22 +49,14 @@ class CanonicalGLM:
     """A generalised linear model with canonical link: score X'(y - mu), information X'VX.
 
     mean: (rows,) mean and variance at a linear predictor.  loglik: (rows,) of outcomes at linear predictors.
-    link: the linear predictor of a mean.  guess: (rows,) linear predictors near the outcomes, from which
-    weighted least squares begins.
+    link: the linear predictor of a mean.
     """
 
     name: str
     mean: Callable[[Floats], tuple[Floats, Floats]]
     loglik: Callable[[Floats, Floats], Floats]
     link: Callable[[float], float]
-    guess: Callable[[Floats], Floats]
     intercept: bool = True
-
-    def working(self, rows: HospitalRows) -> tuple[Floats, Floats]:
-        """(rows,) working response and weight at the guess: the first step of iterated least squares."""
-        eta = self.guess(rows.y)
-        mean, variance = self.mean(eta)
-        return eta - rows.offset + (rows.y - mean) / variance, variance
 
     def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
         """Log-likelihood, score and information of one hospital."""
@@ -89,7 +81,6 @@ LOGISTIC: Final = CanonicalGLM(
     _bernoulli,
     lambda y, eta: y * eta - np.logaddexp(0.0, eta),
     lambda mean: float(logit(mean)),
-    lambda y: np.asarray(logit((y + 0.5) / 2.0)),
 )
 
 #: Counts; coefficients are log rate ratios.
@@ -98,7 +89,6 @@ POISSON: Final = CanonicalGLM(
     lambda eta: (_rate(eta), _rate(eta)),
     lambda y, eta: y * eta - _rate(eta) - gammaln(y + 1.0),
     lambda mean: float(np.log(mean)),
-    lambda y: np.log(np.maximum(y, 0.0) + 0.1),
 )
 
 #: A number with normal errors of unit variance; the residual variance is estimated afterwards.
@@ -107,7 +97,6 @@ NORMAL: Final = CanonicalGLM(
     lambda eta: (eta, np.ones_like(eta)),
     lambda y, eta: -0.5 * (y - eta) ** 2,
     lambda mean: mean,
-    lambda y: y,
 )
 
 
@@ -183,6 +172,8 @@ def profiled(family: CanonicalGLM) -> Part:
 
 def own_intercept(family: CanonicalGLM, y: Floats, eta: Floats, precision: float = 0.0) -> float:
     """The intercept at its best, with a normal prior around zero of some precision."""
+    if family.name == "linear":
+        return float((y - eta).sum() / (len(y) + precision))
     own = 0.0
     for _ in range(100):
         mean, variance = family.mean(eta + own)
@@ -192,6 +183,21 @@ def own_intercept(family: CanonicalGLM, y: Floats, eta: Floats, precision: float
         if abs(step) < 1e-12:
             break
     return own
+
+
+def own_fit(family: Likelihood, rows: HospitalRows) -> Floats:
+    """(p,) coefficients near those of this hospital alone: a ridge fit, own intercept at its best."""
+    beta = np.zeros(rows.x.shape[1])
+    if family.name == "linear" or not len(rows.y):  # quadratic everywhere
+        return beta
+    part = profiled(family) if isinstance(family, CanonicalGLM) else family.sums
+    variance, about = rows.x.var(axis=0), rows.x - rows.x.mean(axis=0)
+    ridge = np.where(variance > 0.0, variance, 1.0)
+    for _ in range(5):
+        here = part(rows, beta)
+        step = np.linalg.solve(here.information + np.diag(ridge), here.score - ridge * beta)
+        beta = beta + step * min(1.0, 3.0 / max(np.abs(about @ step).max(), 1e-12))
+    return beta
 
 
 def integrated(family: CanonicalGLM) -> Part:

@@ -15,10 +15,13 @@ models, by adaptive quadrature in others).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import numpy as np
+from numpy.polynomial import polynomial
 from numpy.typing import NDArray
 from scipy.special import chdtrc
 
@@ -33,28 +36,34 @@ from abps.statistics.families import (
     Sums,
     integrated,
     normal_intercepts,
+    own_fit,
     own_intercept,
     profiled,
 )
 from abps.statistics.heterogeneity import EffectHeterogeneity, dersimonian_laird, random_effects
 
-#: Rounds after which a fit is given up, and the last step, in standard errors: the error left is about its
-#: square. Standard errors are those before this step; with random intercepts they are carried over it, and
-#: were within 1.1e-3 (mostly 1e-4) of those of a fit to 1e-6 in 90 made federations.
-MOST_ROUNDS: Final = 25
+#: Totals that a fit may take, heterogeneity included; and the last step, in standard errors, after which it
+#: has converged: the error left is about its square. Standard errors are those before this step.
+MOST_ROUNDS: Final = 8
 TOLERANCE: Final = 1e-5
-RANDOM_TOLERANCE: Final = 7e-3
+RANDOM_TOLERANCE: Final = 1e-3
 
-#: The last step but one is mostly below this times the root of the tolerance; and the step, in standard
-#: errors, after which effects with fixed intercepts are near enough for random ones to begin.
+#: A last step beyond this, in standard errors, or a standard error of a standardised coefficient beyond that
+#: when the rounds are over, is that of coefficients that run away.
+RUNS_AWAY: Final = 0.03
+VAGUE: Final = 2.0
+
+#: The last step but one is mostly below this times the root of the tolerance.
 NEARLY: Final = 6.0
-NEAR: Final = 10.0
 
-#: The variance of intercepts from which their first moments are weighted.
-PRIOR_VARIANCE: Final = 0.1
+#: Step lengths that one round tries: far from the maximum, and where none of them led uphill.
+LENGTHS: Final = (0.5, 1.0, 2.0)
+BACK: Final = (0.5, 0.2, 0.05)
 
-#: The step, in standardised coefficients, from which a fit with one intercept shows whether hospitals differ.
-NEAR_PLAIN: Final = 0.3
+#: Deviations of random intercepts that the first round tries, the least of which counts as none; and how far
+#: apart, in logs, those of the next rounds are.
+DEVIATIONS: Final = (0.02, 0.1, 0.35, 1.0, 3.0)
+APART: Final = (0.6, 0.15, 0.03)
 
 #: The unit of a large number's upper part; and by what numbers are multiplied before masked sums round them.
 LIMB: Final = 2.0**20
@@ -64,27 +73,12 @@ FINE: Final = 2.0**10
 SEPARATED: Final = 15.0
 SINGULAR: Final = 1e-7
 
-#: A deviation of random intercepts below this (in logs) is none.
-LEAST_LOG_SD: Final = -3.9
-
 #: Hospitals from which sums show how an effect differs, and from which they show its average: a member that
 #: knows its own two numbers (estimate and weight) faces more unknowns than the four and seven sums.
 LEAST_DIFFERING: Final = 4
 LEAST_AVERAGED: Final = 6
 
 NOTHING: Final = "the outcome has one value only in the rows used; there is nothing to explain"
-
-#: What a hospital adds at some parameters besides its part of the likelihood.
-Extras = Callable[[Floats], Floats]
-
-
-#: The slope of the profile likelihood in the log of a deviation, that log, and its change by the slope.
-_SeenDeviation = tuple[float, float, float]
-
-
-def _nothing(theta: Floats) -> Floats:
-    return np.zeros(0)
-
 
 T = TypeVar("T")
 
@@ -126,6 +120,7 @@ class Fit:
     intercept profiled out.
     differences: how each effect differs between hospitals, as far as sums say.  equal: score test that all
     effects are the same everywhere (statistic, degrees of freedom, p).
+    unsettled: the last step in standard errors where the fit has not converged, else 0.
     """
 
     names: tuple[str, ...]
@@ -144,6 +139,7 @@ class Fit:
     information: Floats
     differences: tuple[EffectHeterogeneity | None, ...]
     equal: tuple[float, int, float]
+    unsettled: float
 
     @property
     def bytes(self) -> int:
@@ -187,9 +183,10 @@ def fit(
 
 def _first_total(
     rows: HospitalRows, names: Sequence[str], family: Likelihood, own: bool, min_cell: int, sent: list[int]
-) -> SumProgram[tuple[CommonScale, Floats]]:
-    """Common means and deviations, and coefficients by weighted least squares on working responses, from
-    which few Newton steps are left. Refuses a design that is too fine for the rows.
+) -> SumProgram[tuple[CommonScale, Floats, float]]:
+    """Common means and deviations; coefficients where the sum of hospitals' likelihoods, each taken for
+    quadratic around its own fit, is largest; and the residual variance of a linear model with own intercepts.
+    Refuses a design that is too fine for the rows.
 
     Sums of squares of a column in its own unit may be large or tiny: each number travels as three.
     """
@@ -198,24 +195,26 @@ def _first_total(
     kinds = [np.ones(n, dtype=bool)] if linear else [event, ~event] if family.name == "logistic" else [event]
     exposure = np.exp(np.clip(rows.offset, -40, 40)).sum() if family.name == "poisson" else n
     cells = [((rows.x == v) & kind[:, None]).sum(axis=0) for kind in kinds for v in (0.0, 1.0)]
-    x, curvature, slope = rows.x, np.zeros((0, 0)), np.zeros(0)
-    if isinstance(family, CanonicalGLM):
-        response, weight = family.working(rows)
-        if own and n:
-            x, response = x - (weight @ x) / weight.sum(), response - (weight @ response) / weight.sum()
-        elif not own:
-            x = np.column_stack([np.ones(n), x])
-        curvature, slope = (x * weight[:, None]).T @ x, x.T @ (weight * response)
+    fit, common = own_fit(family, rows), family.intercept and not own
+    if isinstance(family, CanonicalGLM) and common:
+        intercept = 0.0 if linear else own_intercept(family, rows.y, rows.x @ fit + rows.offset, 0.05)
+        fit = np.append(intercept, fit)
+        here = family.sums(_with_ones(rows), fit)
+    else:
+        here = _fixed_part(family)(rows, fit)
+    slope = here.score + here.information @ fit
     y = rows.y - rows.offset if linear else rows.y
     wrong = (y != np.floor(np.maximum(y, 0.0))).sum() if family.name == "poisson" else 0
-    head = [n, 1.0, y.sum(), y @ y, exposure, rows.offset.any(), wrong, *(kind.sum() for kind in kinds)]
+    around_mean = ((y - y.mean()) ** 2).sum() if linear and n else 0.0
+    head = [n, 1.0, y.sum(), y @ y, exposure, rows.offset.any(), wrong, around_mean]
+    head += [kind.sum() for kind in kinds]
     numbers = [~np.isin(rows.x, (0.0, 1.0)).all(axis=0)]
     k, ends = len(slope), np.cumsum([len(head), p, p, p, p * len(cells), len(slope)])
-    upper = curvature[np.triu_indices(k)]
+    upper = here.information[np.triu_indices(k)]
     sums = np.concatenate([head, rows.x.sum(axis=0), (rows.x**2).sum(axis=0), *numbers, *cells, slope, upper])
     total = yield from split_total(sums.astype(np.float64), sent)
     first, of_x, of_squares, plain, small, slope, upper = np.split(total, ends)
-    count, hospitals, outcomes, squares, exposure, offset, wrong = first[:7]
+    count, hospitals, outcomes, squares, exposure, offset, wrong, within = first[:8]
     if wrong:
         raise RequestError("the outcome has values that are no counts; poisson needs whole numbers from 0")
     _enough_rows(first, plain, small.reshape(-1, 2, p).min(axis=(0, 1)), names, family, min_cell)
@@ -228,22 +227,24 @@ def _first_total(
     rate = outcomes / max(exposure, 1e-12)
     if spread == 0.0 or rate in ((0.0, 1.0) if family.name == "logistic" else ()):
         raise RequestError(NOTHING)
-    scale = CommonScale(
-        mean,
-        deviation,
-        count,
-        round(hospitals),
-        round(first[7]),
-        float(rate),
-        float(spread),
-        bool(offset),
-    )
-    start = np.zeros(p)
-    if k:
-        back = scale.back(not own)
-        matrix = back.T @ _symmetric(upper, k) @ back
-        start = np.asarray(np.linalg.lstsq(matrix, back.T @ slope, rcond=1e-10)[0]) / spread
-    return scale, start
+    hospitals, events = round(hospitals), round(first[8])
+    scale = CommonScale(mean, deviation, count, hospitals, events, float(rate), float(spread), bool(offset))
+    back = scale.back(common)
+    matrix, slope = back.T @ _symmetric(upper, k) @ back, back.T @ slope
+    start = np.asarray(np.linalg.lstsq(matrix, slope, rcond=1e-10)[0])
+    residual = 1.0
+    if linear and own:
+        residual = _residual((within - slope @ start) / (max(count - hospitals - p, 1.0) * spread**2))
+    return scale, start / spread, residual
+
+
+def _fixed_part(family: Likelihood) -> Part:
+    """A hospital's part without a common intercept."""
+    return profiled(family) if isinstance(family, CanonicalGLM) else family.sums
+
+
+def _with_ones(rows: HospitalRows) -> HospitalRows:
+    return replace(rows, x=np.column_stack([np.ones(len(rows.y)), rows.x]))
 
 
 def split_total(values: Floats, sent: list[int] | None = None) -> SumProgram[Floats]:
@@ -262,7 +263,7 @@ def _enough_rows(
 ) -> None:
     """Refuse designs that are too fine: every level needs so many events (in linear models, rows) in all
     hospitals together, and in logistic ones so many without the event."""
-    count, p, events = first[0], len(names), first[7:].min()
+    count, p, events = first[0], len(names), first[8:].min()
     if count < max(2 * (p + 1), min_cell):
         raise RequestError(
             f"{count:.0f} complete rows for {p} coefficients; choose fewer columns or degrees of freedom"
@@ -285,18 +286,16 @@ def _enough_rows(
 
 @dataclass(frozen=True, eq=False)
 class _Maximum:
-    """Parameters, covariance (of all of them; none: the climb was left) and log-likelihood; the
-    log-likelihood at the start; the extras of the last parameters ``at`` which totals were taken; and where
-    the deviation of intercepts has been."""
+    """Parameters, those ``at`` which the last totals were taken one step before, covariance of all of them,
+    log-likelihood; what the closing totals say; and the last step in standard errors where it was too long
+    (0: the fit converged)."""
 
     theta: Floats
     at: Floats
     covariance: Floats
     loglik: float
-    began: float
-    extras: Floats
     last: Floats
-    seen: tuple[_SeenDeviation, ...] = ()
+    unsettled: float
 
 
 @dataclass(eq=False)
@@ -309,7 +308,13 @@ class _Fitting:
     scale: CommonScale
     robust: bool
     min_cell: int
-    sent: list[int] = field(default_factory=list)
+    sent: list[int]
+
+    @cached_property
+    def random_part(self) -> Part:
+        """A hospital's part with a random intercept."""
+        assert isinstance(self.family, CanonicalGLM)
+        return normal_intercepts if self.family.name == "linear" else integrated(self.family)
 
     @property
     def columns(self) -> HospitalRows:
@@ -322,169 +327,106 @@ class _Fitting:
         total = yield vector * FINE
         return total / FINE
 
-    def sums(self, part: Part, theta: Floats, more: Floats) -> SumProgram[tuple[Sums, Floats]]:
-        """Totals of log-likelihood, score and half of the information at some parameters, and of ``more``."""
-        k, here = len(theta), part(self.rows, theta)
-        half = here.information[np.triu_indices(k)]
-        total = yield from self.total(np.concatenate([[here.loglik], here.score, half, more]))
-        end = len(total) - len(more)
-        return Sums(float(total[0]), total[1 : 1 + k], _symmetric(total[1 + k : end], k)), total[end:]
+    def sums(
+        self, part: Part, points: Sequence[Floats], more: Floats
+    ) -> SumProgram[tuple[list[Sums], Floats]]:
+        """Totals of log-likelihood, score and half of the information at some points, and of ``more``."""
+        k, here = len(points[0]), [part(self.rows, theta) for theta in points]
+        halves = np.triu_indices(k)
+        parts = [np.concatenate([[one.loglik], one.score, one.information[halves]]) for one in here]
+        total = yield from self.total(np.concatenate([*parts, more]))
+        each = total[: len(total) - len(more)].reshape(len(points), -1)
+        found = [Sums(float(t[0]), t[1 : 1 + k], _symmetric(t[1 + k :], k)) for t in each]
+        return found, total[len(total) - len(more) :]
 
     def climb(
-        self,
-        part: Part,
-        start: Floats,
-        tolerance: float = TOLERANCE,
-        more: Extras = _nothing,
-        leave: Callable[[_Maximum, Floats], bool] = lambda now, step: False,
-    ) -> SumProgram[_Maximum]:
-        """The maximum from a start.
+        self, part: Part, points: Sequence[Floats], tolerance: float = TOLERANCE, closes: bool = False
+    ) -> SumProgram[_Maximum | None]:
+        """The maximum from the best of some points; none if the deviation of random intercepts vanishes.
 
-        more: further numbers to add up every time.  leave: whether to end, without a covariance, where the
-        next step is this.
+        Far from the maximum a round tries several step lengths. The round that is expected to be the last
+        (``closes``) has the closing totals beside those at its point.
         """
-        k, carried, closing = len(self.names), False, self.closing(part)
-        best, extras = yield from self.sums(part, start, more(start))
-        before = best
-        now = _Maximum(start, start, np.zeros((0, 0)), best.loglik, best.loglik, extras, np.zeros(0))
-        _identified(best.information[:k, :k], self.names)
-        for _ in range(MOST_ROUNDS):
-            step = _direction(best)
-            if len(start) > k:
-                step, seen = _random_direction(best, now.theta[-1], now.seen)
-                now = replace(now, seen=seen)
-            left = float(step @ best.score)
-            if leave(now, step):
-                return replace(now, theta=now.theta + step)
-            if left < tolerance**2 and carried:
-                information = best.information
-                if len(now.seen) > 1:  # as it will be after this step, by how it changed with the last one
-                    share = step[-1] / (now.seen[-1][1] - now.seen[-2][1])
-                    information = information + share * (information - before.information)
-                covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
-                return replace(now, theta=now.theta + step, covariance=covariance)
-            carried = left < NEARLY**2 * tolerance
-            while True:
-                theta = now.theta + step
-                here = np.concatenate([more(theta), closing(theta) if carried else np.zeros(0)])
-                after, total = yield from self.sums(part, theta, here)
-                worse = after.loglik < best.loglik - 1e-6 * (1.0 + abs(best.loglik))
-                if not worse or np.abs(step).max() <= 1e-6:
-                    break
-                step, carried = step / 2.0, False
-            before, best, ends = best, after, len(now.extras)
-            now = replace(
-                now, theta=theta, at=theta, loglik=best.loglik, extras=total[:ends], last=total[ends:]
-            )
-            _bounded(theta[:k], best, self.names)
-        largest = self.names[int(np.argmax(np.abs(now.theta[:k])))]
-        raise RequestError(
-            f"the fit did not settle in {MOST_ROUNDS} rounds; {largest!r} may separate outcomes: leave it "
-            "out, or merge rare levels"
-        )
-
-    def fixed(self, start: Floats) -> SumProgram[tuple[_Maximum, float, float]]:
-        """The maximum without random intercepts, NaN for their deviation, and the log-likelihood without any
-        column."""
-        family, common = self.family, self.names[0] == "intercept"
-        if not isinstance(family, CanonicalGLM):
-            found = yield from self.climb(family.sums, start)
-            return found, float("nan"), found.began
-        part: Part = family.sums if common else profiled(family)
-        empty = np.zeros(len(self.names))
-        empty[:1] = family.link(self.scale.rate / self.scale.spread) if common else 0.0
-        null = np.array([part(self.rows, empty).loglik])
-        found = yield from self.climb(part, start, more=lambda theta: null)
-        # beside an offset the best intercept of a logistic model without columns is not known
-        known = not (common and self.scale.offset and family.name == "logistic")
-        return found, float("nan"), float(found.extras[0]) if known else float("nan")
-
-    def random(self, start: Floats) -> SumProgram[tuple[_Maximum, float, float]]:
-        """The maximum with random intercepts, their deviation, and NaN: how likely outcomes are without any
-        column is not known. Where hospitals do not differ, the fit with one intercept."""
-        assert isinstance(self.family, CanonicalGLM)
-        linear, k, least = self.family.name == "linear", len(self.names), np.exp(2.0 * LEAST_LOG_SD)
-        part: Part = normal_intercepts if linear else integrated(self.family)
-        near, variance = yield from self._near_random(start)
-        climbs = 0
-
-        def vanishes(now: _Maximum, step: Floats) -> bool:
-            """The deviation is next to zero, or small and its slope does not fall with it as it would near a
-            maximum: where the best variance is zero, Newton's step in its log tends to -1/4."""
-            slope, log_sd, rate = now.seen[-1]
-            sure = len(now.seen) + (log_sd < -3.0) > 2
-            steep = -slope * rate < (-0.22 if sure else -0.42)
-            return bool(log_sd + step[-1] < LEAST_LOG_SD or (climbs < 2 and log_sd < -1.9 and steep))
-
-        def moment(now: _Maximum, step: Floats) -> float:
-            """The variance of intercepts around the common one, which is still a step away."""
-            squares, variances, weights = now.extras
-            residual = -2.0 * now.loglik / (self.scale.rows - k) if linear else 1.0
-            return float((squares - residual * variances) / max(weights, 1e-300) - step[0] ** 2)
-
-        def varies(now: _Maximum, step: Floats) -> bool:
-            """Near the maximum with one intercept, hospitals differ by more than chance."""
-            return climbs < 2 and np.abs(step).max() < NEAR_PLAIN and moment(now, step) > least
-
+        k, closing = len(self.names), self.closing(part)
+        best: tuple[Floats, Sums] | None = None
         while True:
-            if variance > least:
-                climbs += 1
-                begin = np.append(near, 0.5 * np.log(variance))
-                found = yield from self.climb(part, begin, RANDOM_TOLERANCE, leave=vanishes)
-                if found.covariance.size:
-                    return found, float(np.exp(found.theta[-1])), float("nan")
-                near = found.theta[:-1]
-            found = yield from self.climb(self.family.sums, near[:k], more=self._at_no_variance, leave=varies)
-            if found.covariance.size:
-                return found, 0.0, float("nan")
-            near, variance = np.append(found.theta, near[k:]), moment(found, found.theta - found.at)
+            final = len(self.sent) + 1 >= MOST_ROUNDS - (self.scale.hospitals >= LEAST_AVERAGED)
+            if closes := closes or final:
+                points = points[:1]
+            totals, last = yield from self.sums(part, points, closing(points[0]) if closes else np.zeros(0))
+            top = max(range(len(points)), key=lambda i: totals[i].loglik)
+            theta, here = points[top], totals[top]
+            _identified(here.information[:k, :k], self.names)
+            if best and here.loglik < best[1].loglik - 1e-6 * (1.0 + abs(here.loglik)) and not final:
+                points, closes = [best[0] + length * (points[0] - best[0]) for length in BACK], False
+                continue
+            best = theta, here
+            _bounded(theta[:k], here, self.names)
+            step = _direction(here)
+            if len(theta) > k:
+                step = _AtDeviation.of(theta, here).newton() - theta
+                if theta[-1] + step[-1] < np.log(DEVIATIONS[0]):
+                    return None
+            left = float(np.sqrt(abs(step @ here.score)))
+            if closes and (left < tolerance or final):
+                covariance = np.asarray(np.linalg.inv(here.information), dtype=np.float64)
+                unsettled = 0.0 if left < tolerance else left
+                return _Maximum(theta + step, theta, covariance, here.loglik, last, unsettled)
+            closes = left < NEARLY * np.sqrt(tolerance)
+            points = [theta + length * step for length in ((1.0,) if left < 1.0 else LENGTHS)]
 
-    def _near_random(self, start: Floats) -> SumProgram[tuple[Floats, float]]:
-        """Where random intercepts begin: a common intercept, the effects with fixed ones and in linear models
-        the log of the residual's deviation; and the variance of intercepts by their moments."""
-        assert isinstance(self.family, CanonicalGLM)
-        inside, linear = replace(self, rows=self.columns, names=self.names[1:]), self.family.name == "linear"
-        theta, left, residual, prior = start, np.inf, 1.0, PRIOR_VARIANCE
-        while left > NEAR**2:
-            at, moments = yield from inside.sums(
-                profiled(self.family), theta, self._intercept_moments(inside.rows, theta, prior)
-            )
-            _identified(at.information, inside.names)
-            step = _direction(at)
-            theta, left = theta + step, float(step @ at.score)
-            _bounded(theta, at, inside.names)
-            if linear:
-                free = self.scale.rows - self.scale.hospitals - len(theta)
-                residual = _residual((-2.0 * at.loglik - left) / max(free, 1.0))
-            w, wa, waa, w2 = moments[:4]
-            expected = residual * (self.scale.hospitals - 1.0 - prior * (w - w2 / w))
-            variance = max(0.0, (waa - wa**2 / w - expected) / (w - w2 / w))
-            prior = max(variance, PRIOR_VARIANCE / 10.0)
-        center = (wa - moments[4:] @ step) / w  # as it is after the last step
-        return np.concatenate([[center], theta, [0.5 * np.log(residual)] * linear]), variance
+    @property
+    def empty(self) -> Floats:
+        """Coefficients of a model without any column."""
+        empty = np.zeros(len(self.names))
+        if isinstance(self.family, CanonicalGLM) and self.names[0] == "intercept":
+            empty[0] = self.family.link(self.scale.rate / self.scale.spread)
+        return empty
 
-    def _intercept_moments(self, rows: HospitalRows, beta: Floats, prior: float) -> Floats:
-        """(4 + p,) weight, weighted intercept and its square, squared weight, and weighted columns of this
-        hospital."""
-        assert isinstance(self.family, CanonicalGLM)
-        eta, base = rows.x @ beta + rows.offset, self.family.link(self.scale.rate / self.scale.spread)
-        if not len(eta):
-            return np.zeros(4 + len(beta))
-        own = base
-        if rows.y.min() < rows.y.max():
-            own = base + own_intercept(self.family, rows.y, eta + base)
-        mean, variance = self.family.mean(eta + own)
-        weight = 1.0 / (1.0 / variance.sum() + prior)
-        own += (rows.y - mean).sum() / variance.sum()
-        moments = [weight, weight * own, weight * own**2, weight**2]
-        return np.concatenate([moments, weight * (rows.x.T @ variance) / variance.sum()])
+    def fixed(self, start: Floats) -> SumProgram[tuple[_Maximum, float]]:
+        """The maximum without random intercepts, and NaN for their deviation."""
+        part = self.family.sums if self.names[0] == "intercept" else _fixed_part(self.family)
+        points = [start, (start + self.empty) / 2.0]
+        found = yield from self.climb(part, points, closes=self.family.name == "linear")
+        assert found is not None
+        return found, float("nan")
 
-    def _at_no_variance(self, theta: Floats) -> Floats:
-        """(3,) whether intercepts vary at all: squared sum of residuals, its variance, and that squared."""
-        assert isinstance(self.family, CanonicalGLM)
-        mean, variance = self.family.mean(self.rows.x @ theta + self.rows.offset)
-        residual, weight = (self.rows.y - mean).sum() / self.typical, variance.sum() / self.typical
-        return np.array([residual**2, weight / self.typical, weight**2])
+    def random(self, start: Floats) -> SumProgram[tuple[_Maximum, float]]:
+        """The maximum with random intercepts, and their deviation; where hospitals do not differ, the fit
+        with one intercept.
+
+        The first rounds have the totals at several deviations: the likelihood as a function of the deviation
+        is far from quadratic, and Newton's method in it slow.
+        """
+        part, grid = self.random_part, [self._conditional(start, sd) for sd in DEVIATIONS]
+        k, nearly, most = len(self.names), NEARLY * RANDOM_TOLERANCE**0.5, None
+        for apart in APART:
+            totals, _ = yield from self.sums(part, grid, np.zeros(0))
+            _identified(totals[0].information[:k, :k], self.names)
+            at = [_AtDeviation.of(*each) for each in zip(grid, totals)]
+            found, grid = _best_deviation(at, apart)
+            left = at[0].gain ** 0.5
+            if found is not None:
+                near = min(at, key=lambda one: abs(one.log_sd - found[-1]))
+                left = (near.gain + near.slope**2 / max(abs(near.curvature), 1e-12)) ** 0.5
+            if left < nearly:
+                break
+        if found is not None:
+            most = yield from self.climb(part, [found], RANDOM_TOLERANCE, left < nearly)
+        if most is not None:
+            return most, float(np.exp(most.theta[-1]))
+        most = yield from self.climb(self.family.sums, [grid[0][:k]], closes=left < NEARLY * TOLERANCE**0.5)
+        assert most is not None
+        return most, 0.0
+
+    def _conditional(self, start: Floats, sd: float) -> Floats:
+        """Parameters with random intercepts of a deviation at which means over hospitals are about those
+        with one intercept (Zeger, Liang and Albert 1988)."""
+        if self.family.name == "logistic":
+            start = start * np.sqrt(1.0 + 0.346 * sd**2)
+        elif self.family.name == "poisson":
+            start = np.append(start[0] - 0.5 * sd**2, start[1:])
+        return np.append(start, np.log(sd))
 
     # How hospitals differ
 
@@ -496,14 +438,14 @@ class _Fitting:
     def own_effects(self, theta: Floats) -> Sums:
         """This hospital's part at parameters, of the columns alone, own intercept profiled out."""
         rows, first = self.columns, int(self.names[0] == "intercept")
-        part: Part = profiled(self.family) if isinstance(self.family, CanonicalGLM) else self.family.sums
-        return part(rows, theta[first : first + rows.x.shape[1]])
+        return _fixed_part(self.family)(rows, theta[first : first + rows.x.shape[1]])
 
-    def closing(self, part: Part) -> Extras:
-        """What is added up at the end: outer products of scores where standard errors are to allow for
-        correlation within hospitals, and how hospitals differ."""
+    def closing(self, part: Part) -> Callable[[Floats], Floats]:
+        """What is added up at the end: the log-likelihood without any column, outer products of scores where
+        standard errors are to allow for correlation within hospitals, and how hospitals differ."""
 
         def extras(theta: Floats) -> Floats:
+            null = part(self.rows, self.empty).loglik if len(theta) == len(self.names) else 0.0
             score = part(self.rows, theta).score
             outer = np.outer(score, score)[np.triu_indices(len(theta))] if self.robust else np.zeros(0)
             own = self.own_effects(theta)
@@ -518,7 +460,7 @@ class _Fitting:
                     (safe / self.typical) ** 2,
                 ]
             )
-            return np.concatenate([outer, (each * used).ravel(), _score_test(own, used)])
+            return np.concatenate([[null], outer, (each * used).ravel(), _score_test(own, used)])
 
         return extras
 
@@ -540,7 +482,7 @@ class _Fitting:
     ) -> SumProgram[tuple[tuple[EffectHeterogeneity | None, ...], tuple[float, int, float]]]:
         """How each effect differs between hospitals, on the original scale, and the test that none does."""
         p, c = self.columns.x.shape[1], self.typical
-        start = len(found.at) * (len(found.at) + 1) // 2 if self.robust else 0
+        start = 1 + (len(found.at) * (len(found.at) + 1) // 2 if self.robust else 0)
         count, w, score, q, w2 = found.last[start : start + 5 * p].reshape(5, p)
         w, w2, q = w * c / phi, w2 * (c / phi) ** 2, (q - score**2 / np.maximum(w * c, 1e-300)) / phi
         tau2 = np.array([dersimonian_laird(*each) for each in zip(count, w, w2, q)])
@@ -590,16 +532,24 @@ def program(
 ) -> SumProgram[Fit]:
     """What one hospital does in a regression: its own numbers out, totals in, the common fit at the end."""
     sent: list[int] = []
-    scale, start = yield from _first_total(rows, names, family, intercepts != "common", min_cell, sent)
-    linear, has_intercept = family.name == "linear", family.intercept and intercepts != "fixed"
+    linear, random = family.name == "linear", intercepts == "random"
+    apart = intercepts == "fixed" or (random and linear)
+    scale, start, residual = yield from _first_total(rows, names, family, apart, min_cell, sent)
+    has_intercept = family.intercept and intercepts != "fixed"
     x = (rows.x - scale.mean) / scale.deviation
-    x = np.column_stack([np.ones(len(x)), x]) if has_intercept else x
     ready = HospitalRows(x, rows.y / scale.spread, rows.offset / scale.spread, rows.time)
+    ready = _with_ones(ready) if has_intercept else ready
     called = [*(["intercept"] * has_intercept), *names]
     fitting = _Fitting(ready, called, family, scale, robust, min_cell, sent)
-    found, sd, null = yield from fitting.random(start) if intercepts == "random" else fitting.fixed(start)
     k = len(called)
+    if linear and random:
+        start = np.array([scale.rate / scale.spread, *start, 0.5 * np.log(residual)])
+    found, sd = yield from fitting.random(start) if random else fitting.fixed(start)
+    _settled(found, called)
     covariance, loglik, phi = found.covariance, found.loglik, 1.0
+    # beside an offset the best intercept of a logistic model without columns is not known
+    unknown = random or (has_intercept and scale.offset and family.name == "logistic")
+    null = float("nan") if unknown else float(found.last[0])
     if linear and sd > 0.0:
         phi, loglik = float(np.exp(2.0 * found.theta[k])), loglik - scale.rows * np.log(scale.spread)
     elif linear:
@@ -609,7 +559,7 @@ def program(
         loglik, null = (_normal_loglik(v, scale) for v in (loglik, null))
     if robust:
         bread = found.covariance
-        meat = _symmetric(found.last[: len(bread) * (len(bread) + 1) // 2], len(bread))
+        meat = _symmetric(found.last[1 : 1 + len(bread) * (len(bread) + 1) // 2], len(bread))
         correction = scale.hospitals / (scale.hospitals - 1) * (scale.rows - 1) / (scale.rows - k)
         covariance = correction * bread @ meat @ bread
     differences, equal = yield from fitting.differences(found, phi)
@@ -619,6 +569,7 @@ def program(
         tuple(called), back @ found.theta[:k], back @ covariance[:k, :k] @ back.T, loglik, null,
         round(scale.rows), scale.events, scale.hospitals, len(sent), sum(sent), sd * scale.spread, unit,
         own.score / unit / phi, own.information / np.outer(unit, unit) / phi, differences, equal,
+        found.unsettled,
     )  # fmt: skip
 
 
@@ -642,36 +593,85 @@ def _direction(at: Sums) -> Floats:
     return np.asarray(vector @ ((vector.T @ at.score) / bounded))
 
 
-def _random_direction(
-    at: Sums, log_sd: float, seen: tuple[_SeenDeviation, ...]
-) -> tuple[Floats, tuple[_SeenDeviation, ...]]:
-    """Newton's step where the last parameter is the log of a deviation, in which likelihoods are far from
-    quadratic: its own step follows from where the slope of the profile likelihood was seen before; with that
-    slope added."""
-    inner, cross = at.information[:-1, :-1], at.information[:-1, -1]
-    plain, turn = _direction(Sums(0.0, at.score[:-1], inner)), _direction(Sums(0.0, cross, inner))
-    curvature = at.information[-1, -1] - cross @ turn
-    slope = at.score[-1] - cross @ plain
-    change = slope / max(abs(curvature), 1e-12)
-    seen = (*seen, (float(slope), log_sd, float(-1.0 / curvature)))
-    before = seen[-2] if len(seen) > 1 else seen[-1]
-    if len(seen) == 1 and curvature > 0.0 and change > -0.3:
-        change = float(np.log1p(change / (1.0 + change)))  # Newton's step in the deviation itself
-    elif curvature > 0.0 > before[2] and abs(slope) < 0.9 * abs(before[0]):
-        further = _hermite_root(before, seen[-1]) - log_sd
-        change = further if 0.3 < further / change < 3.0 else change
-    change = min(max(change, -1.0), 0.7)  # not too far for the log of a deviation
-    return np.append(plain - change * turn, change), seen
+@dataclass(frozen=True, eq=False)
+class _AtDeviation:
+    """The log-likelihood as a function of the log of the deviation alone: its value, slope and curvature with
+    the other parameters at their best by Newton's step; these parameters and their rates; and the square of
+    that step in standard errors."""
+
+    log_sd: float
+    value: float
+    slope: float
+    curvature: float
+    rest: Floats
+    rates: Floats
+    gain: float
+
+    @classmethod
+    def of(cls, theta: Floats, at: Sums) -> _AtDeviation:
+        inner, cross = at.information[:-1, :-1], at.information[:-1, -1]
+        step, turn = _direction(Sums(0.0, at.score[:-1], inner)), _direction(Sums(0.0, cross, inner))
+        gain = float(step @ at.score[:-1])
+        slope, curvature = at.score[-1] - cross @ step, at.information[-1, -1] - cross @ turn
+        rest, value = theta[:-1] + step, at.loglik + gain / 2.0
+        return cls(float(theta[-1]), value, float(slope), float(curvature), rest, -turn, gain)
+
+    def moved(self, change: float) -> Floats:
+        """The parameters with another log of the deviation."""
+        return np.append(self.rest + change * self.rates, self.log_sd + change)
+
+    def newton(self) -> Floats:
+        """The parameters after a Newton step, not too far in the log of the deviation."""
+        return self.moved(min(max(self.slope / max(abs(self.curvature), 1e-12), -1.0), 0.7))
 
 
-def _hermite_root(a: _SeenDeviation, b: _SeenDeviation) -> float:
-    """Where the slope is zero, by the cubic in the slope that has both values and both rates."""
-    (g, x, dx), (h, y, dy) = a, b
-    width, t = h - g, -g / (h - g)
-    return (
-        (1 + 2 * t) * (1 - t) ** 2 * x + t * (1 - t) ** 2 * width * dx
-        + t**2 * (3 - 2 * t) * y + t**2 * (t - 1) * width * dy
-    )  # fmt: skip
+def _best_deviation(at: Sequence[_AtDeviation], apart: float) -> tuple[Floats | None, list[Floats]]:
+    """Where the likelihood is largest by its values at rising deviations (none: where hospitals do not
+    differ), and the points to look at next, the least deviation first.
+
+    Between two deviations the slope of the likelihood and the other parameters are cubic.
+    """
+    top, least = max(at, key=lambda one: one.value - one.gain / 2.0), at[0]
+    peaks = [(a, b) for a, b in pairwise(at) if a.slope > 0.0 >= b.slope]
+    peaks += [(at[-1], at[-1])] if at[-1].slope > 0.0 else []
+    low, high = max(peaks, key=lambda pair: max(one.value for one in pair), default=(least, least))
+    reached = max(low.value, high.value)
+    if (
+        peaks and top.value - top.gain / 2.0 > reached
+    ):  # too far from the maximum for slopes to say where it is
+        best, rates = top.moved(0.0), np.append(top.rates, 1.0)
+    elif not peaks or (least.slope <= 0.0 and least.value >= reached):
+        return None, [each.moved(0.0) for each in at]
+    elif low is high:
+        best, rates = low.newton(), np.append(low.rates, 1.0)
+    else:
+        width = high.log_sd - low.log_sd
+        (a, da), (b, db) = (
+            (
+                np.append(one.slope, one.moved(0.0)),
+                width * np.concatenate([[-one.curvature], one.rates, [1.0]]),
+            )
+            for one in (low, high)
+        )
+        cubic = np.stack([a, da, 3.0 * (b - a) - 2.0 * da - db, 2.0 * (a - b) + da + db])
+        roots = polynomial.polyroots(cubic[:, 0])
+        where = min(roots[abs(roots.imag) < 1e-9].real, key=lambda root: abs(root - 0.5))
+        best = polynomial.polyval(where, cubic)[1:]
+        rates = polynomial.polyval(where, polynomial.polyder(cubic))[1:] / width
+    around = [best + by * rates for by in (-apart, 0.0, apart)]
+    return best, [at[0].moved(0.0), *(each for each in around if each[-1] > at[0].log_sd)]
+
+
+def _settled(found: _Maximum, names: Sequence[str]) -> None:
+    """Refuse a fit whose steps are long when its rounds are over."""
+    slopes = np.array(names) != "intercept"
+    vague = np.sqrt(np.diag(found.covariance)[: len(names)]).max(where=slopes, initial=0.0) > VAGUE
+    if found.unsettled > RUNS_AWAY or (found.unsettled and vague):
+        sizes = np.abs(found.theta[: len(names)]) * slopes
+        raise RequestError(
+            f"the fit did not settle in {MOST_ROUNDS} rounds; {names[int(np.argmax(sizes))]!r} may separate "
+            "outcomes: leave it out, or merge rare levels"
+        )
 
 
 def _symmetric(upper: Floats, k: int) -> Floats:

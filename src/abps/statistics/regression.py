@@ -272,6 +272,9 @@ def common_result(
     )
     inner = fitted.covariance[first:, first:]
     wald = float(fitted.beta[first:] @ np.linalg.solve(inner, fitted.beta[first:]))
+    if fitted.unsettled:
+        said = f"Not converged in {fitted.rounds} rounds: the last step was {fitted.unsettled:.2g} standard"
+        notes = (*notes, f"{said} errors. Read these figures as approximate, or merge rare levels.")
     lr = float("nan") if robust else 2.0 * (fitted.loglik - fitted.null)
     return RegressionResult(
         family, intercepts, robust, label, effects, fitted.rows, fitted.events, 0, (), fitted.hospitals,
