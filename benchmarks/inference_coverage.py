@@ -349,7 +349,7 @@ def draw(rng, world):
 def studied(world, draws, seed):
     """Coverage, false positives and calibration of one world from simulated studies."""
     rng = streams.generator(seed, "generate", center=streams.center_id(world.name))
-    names = ("these", "like", "next", "called", "width", "up", "gained", "words", "right", "expected")
+    names = ("these", "like", "next", "called", "width", "up", "gained", "words", "right", "expected", "shares")
     found = {name: [] for name in names}
     inflation = fold_inflation(FOLDS)
     for _ in range(draws):
@@ -373,10 +373,12 @@ def note(found, study, cells, gain, each):
     found["gained"].append(study.here > 0)
     words = hospital_verdicts(each, cells)
     found["words"].append(words)
-    for word, here, mean in zip(words, study.here, study.truth):
-        if word in (HospitalVerdict.GAINS, HospitalVerdict.LOSES):
-            found["right"].append((word is HospitalVerdict.GAINS) == (here > 0))
-            found["expected"].append((word is HospitalVerdict.GAINS) == (mean > 0))
+    claims = [k for k, w in enumerate(words) if w in (HospitalVerdict.GAINS, HospitalVerdict.LOSES)]
+    sign = np.array([1.0 if words[k] is HospitalVerdict.GAINS else -1.0 for k in claims])
+    right = sign * study.here[claims] > 0
+    found["right"].extend(right)
+    found["expected"].extend(sign * study.truth[claims] > 0)
+    found["shares"].append(float((~right).mean()) if claims else 0.0)
 
 
 def summary(world, found):
@@ -400,6 +402,7 @@ def summary(world, found):
         "probably": sum(w.value.startswith("probably") for w in words) / len(words),
         "false_claims": float(1.0 - np.mean(found["right"])) if found["right"] else 0.0,
         "false_on_average": float(1.0 - np.mean(found["expected"])) if found["expected"] else 0.0,
+        "false_discovery_rate": float(np.mean(found["shares"])),
         "calibration_gap": float(max(gaps)) if gaps else float("nan"),
         "claimed": len(found["right"]),
         "up": [float(v) for v in np.bincount(tenth, weights=up, minlength=10)],
@@ -442,7 +445,7 @@ def looked(draws, seed, counts=(1, 2, 3, 5)):
 #: The numbers of a world that are stored, in this order.
 COLUMNS = (
     "these", "like", "next", "next_width", "called", "claims", "probably", "false_claims", "false_on_average",
-    "claimed",
+    "false_discovery_rate", "calibration_gap", "claimed",
 )  # fmt: skip
 
 
@@ -459,12 +462,13 @@ def stored_rows(path):
 
 def table(path):
     """Stored results as Markdown, in per cent."""
-    head = "| world | studies | these | like these | next | found | clear | false (on average) |"
-    lines = [head, "|---" * 8 + "|"]
+    head = "| world | studies | these | like these | next | found | clear | false (on average) | FDR |"
+    lines = [head, "|---" * 9 + "|"]
     for line in stored_rows(path):
         cells = [line["world"], line["draws"]]
         cells += [f"{100 * float(line[name]):.0f}" for name in ("these", "like", "next", "called", "claims")]
         cells.append("{:.1f} ({:.1f})".format(*(100 * float(line[name]) for name in FALSE)))
+        cells.append(f"{100 * float(line['false_discovery_rate']):.1f}")
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

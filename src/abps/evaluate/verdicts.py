@@ -123,21 +123,24 @@ def settles(
 
 
 def hospital_verdicts(gains: HospitalGains, cells: PairedCells) -> list[HospitalVerdict]:
-    """(C,) verdicts. A claim needs the posterior and the hospital's own patients."""
+    """(C,) verdicts. A claim needs the posterior, the hospital's own patients, and an estimate that is not
+    within the margin in which two methods are called equal: the sign of less is the luck of a training set.
+    """
     up, far_up, not_far_down = (gains.model.above(limit) for limit in (0.0, RELEVANT, -RELEVANT))
     enough = np.minimum(cells.events, np.where(cells.others > 0, cells.others, np.inf)) >= FEWEST_EVENTS
+    estimate = np.where(np.abs(gains.model.mean) >= MARGIN, gains.measured, 0.0)
     return [
-        _hospital_verdict(gains.measured[c], up[c], far_up[c], not_far_down[c])
+        _hospital_verdict(estimate[c], up[c], far_up[c], not_far_down[c])
         if enough[c] and np.isfinite(gains.measured[c])
         else HospitalVerdict.TOO_FEW
         for c in range(len(gains.measured))
     ]
 
 
-def _hospital_verdict(measured: float, up: float, far_up: float, not_far_down: float) -> HospitalVerdict:
-    if up >= SURE and measured > 0:
+def _hospital_verdict(estimate: float, up: float, far_up: float, not_far_down: float) -> HospitalVerdict:
+    if up >= SURE and estimate > 0:
         return HospitalVerdict.GAINS
-    if up <= 1.0 - SURE and measured < 0:
+    if up <= 1.0 - SURE and estimate < 0:
         return HospitalVerdict.LOSES
     if not_far_down - far_up >= SURE:
         return HospitalVerdict.SAME
