@@ -7,6 +7,7 @@ run and, where asked for, ``rounds.parquet`` and ``models.safetensors``; whole o
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import math
 import platform
@@ -430,8 +431,8 @@ def own_measures(
 def bytes_of(data: Prepared, spent: Traffic) -> Bytes:
     """The bytes of a run, also in units of FedAvg's: fifty fp32 rounds with the paper's network, whatever
     model a run has."""
-    paper = Training().factory(data.plain or data.width)
-    weights = sum(parameter.numel() for parameter in paper.parameters())
+    layers = itertools.pairwise((data.plain or data.width, *Training().hidden, 1))
+    weights = sum(inputs * units + units for inputs, units in layers)
     unit = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), weights)
     return Bytes(
         spent.edge,

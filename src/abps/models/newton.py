@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import cho_factor, solve_triangular
+from scipy.linalg.lapack import dpotrs
 
 from abps.core.arrays import Weights
 from abps.data.outcome import Outcome
@@ -93,6 +94,12 @@ def shared_penalty(curvature: Floats, coefficients: Floats, group: Ints, centers
     return found / centers
 
 
+@cache
+def _below_diagonal(size: int) -> NDArray[np.bool_]:
+    """(size, size) what lies below the diagonal."""
+    return np.tri(size, k=-1, dtype=bool)
+
+
 class Curvature:
     """The curvature of a summed loss in all P parameters, X'VX; of few rows as its root (rows, P)."""
 
@@ -116,8 +123,7 @@ class Curvature:
             for s in range(t + 1):
                 self.whole[mine, s * columns : (s + 1) * columns] = (x * inner[:, t, s, None]).T @ x
         self.whole[edge:, edge:] = information.sum(axis=0)
-        low = np.tril_indices(edge + outputs, -1)
-        self.whole.T[low] = self.whole[low]
+        np.copyto(self.whole.T, self.whole, where=_below_diagonal(edge + outputs))
         self.diagonal = np.diag(self.whole).copy()
 
     def factored(self, precision: Floats, columns: slice = slice(None)) -> Factored:
@@ -146,11 +152,12 @@ class Factored:
 
     def solve(self, gradient: Floats) -> Floats:
         """The Newton step."""
+        factor = self.factor[0]  # LAPACK at once: SciPy's own checks cost more than a small solution
         if self.scaled is None:
-            return np.asarray(cho_solve(self.factor, gradient, check_finite=False))
+            return np.asarray(dpotrs(factor, gradient, lower=1)[0])
         root = np.sqrt(self.precision)
         right = gradient / root
-        inner = cho_solve(self.factor, self.scaled @ right, check_finite=False)
+        inner = dpotrs(factor, self.scaled @ right, lower=1)[0]
         return np.asarray((right - self.scaled.T @ inner) / root)
 
     def freedom(self) -> Floats:
@@ -307,6 +314,10 @@ def is_ridge_optimum(rows: OwnRows, w: Floats, group: Ints) -> bool:
     return bool(np.abs(left).max() <= size and np.abs(score[rows.edge :]).max() <= 1e-4 * len(rows.y))
 
 
+#: Bytes of training rows up to which they are kept in double precision from round to round.
+MOST_KEPT = 2**27
+
+
 class LinearLearner(Learner):
     """Linear models of any outcome.
 
@@ -321,15 +332,18 @@ class LinearLearner(Learner):
         self.start = linear_start(self.data.width, outcome)
         self._mix = outcome.mix.astype(np.float64)
         self._family = of_answers(outcome)
+        self._kept: dict[int, OwnRows] = {}
         kinds = column_kinds(self.data.columns)
         self._group = np.concatenate([kinds + t * (kinds.max(initial=0) + 1) for t in range(len(self._mix))])
 
     def own(self, rows: Rows, i: int) -> OwnRows:
-        """The rows of center i."""
-        mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
-        return OwnRows(
-            rows.x[mine].astype(np.float64), rows.y[mine].astype(np.float64), self._family, self._mix
-        )
+        """The rows of center i; those that it trains on are kept, unless they would fill the memory."""
+        kept = self._kept if rows is self.data.train and rows.x.nbytes < MOST_KEPT else {}
+        if i not in kept:
+            mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
+            x, y = rows.x[mine].astype(np.float64), rows.y[mine].astype(np.float64)
+            kept[i] = OwnRows(x, y, self._family, self._mix)
+        return kept[i]
 
     def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
         """Training that starts when its models are asked for."""

@@ -144,16 +144,21 @@ def _name_points(figure: Figure, axes: Axes, shown: Sequence[MethodLine]) -> Non
 # ---------------------------------------------------------------- curves
 
 
-def mean_curve(line: MethodLine) -> NDArray[np.float64]:
-    """(rounds,) mean of the main measure over seeds; a run that has stopped keeps its last value."""
+def mean_curve(line: MethodLine, most: int = 1) -> NDArray[np.float64]:
+    """(rounds,) mean of the main measure over seeds; a run that has stopped keeps its last value.
+
+    most: so long is the curve of a model that is fitted at once.
+    """
     longest = max(run.rounds for run in line.runs)
+    longest = most if longest == 1 else longest
     curves = [list(run.history.auroc) for run in line.runs]
     return np.asarray(np.mean([c + [c[-1]] * (longest - len(c)) for c in curves], axis=0))
 
 
 def over_rounds(part: Part) -> Figure:
     """Learning curves by round: a panel per family, with the names beside it in the order of their end."""
-    curves = {line.label: mean_curve(line) for line in part.lines}
+    most = max(run.rounds for line in part.lines for run in line.runs)
+    curves = {line.label: mean_curve(line, most) for line in part.lines}
     panels: dict[str, list[MethodLine]] = {}
     for line in part.lines:
         panels.setdefault(FAMILIES[family(line).split("-")[0]][1], []).append(line)

@@ -337,7 +337,9 @@ def make_plan(
             if method in plain:
                 settings = {**known_settings(request, plain[method]), **chosen.get((data, method), {})}
                 attack = request.attack
-            elif getattr(find(method), "fitted", False):  # a reference that is fitted at once knows no rounds
+            elif getattr(find(method), "fitted", False):
+                rounds = None
+            if method in plain and plain[method].stop.rounds == 1:  # fitted at once: it knows no rounds
                 rounds = None
             run = PlannedRun(
                 method, method, settings, rounds, seed, data, "", folds, attack, request.subgroups

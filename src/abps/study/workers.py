@@ -233,9 +233,10 @@ class LocalExecutor:
         """Compute runs; failures are shown and noted in the study."""
         shares = share_cores(available_cores(), self._jobs, len(todo))
         progress.lanes(len(shares))
-        # Those with most rounds first, so that no core waits long for another at the end; of these, runs on
-        # the same folds together, so that a worker prepares them once.
-        order = sorted(todo, key=lambda run: (-run.config(self._own).stop.rounds, run.data, run.seed))
+        # The longest first, so that no core waits for another at the end: models fitted at once, then those
+        # with most rounds; of these, runs on the same folds together, so that a worker prepares them once.
+        rounds = {run.key: run.config(self._own).stop.rounds for run in todo}
+        order = sorted(todo, key=lambda run: (rounds[run.key] > 1, -rounds[run.key], run.data, run.seed))
         waiting, one_by_one, own = deque(order), threading.Lock(), _pickled(self._own)
 
         def lane(number: int) -> str:
