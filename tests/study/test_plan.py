@@ -80,7 +80,7 @@ def test_a_setting_reaches_the_methods_that_have_it():
     [
         ({"settings": {"gama": "1"}}, "none of the methods has a setting 'gama'"),
         ({"settings": {"lr": "fast"}}, "lr=fast"),
-        ({"rounds": 0}, "at least 1 round"),
+        ({"rounds": 0}, "rounds=0: choose at least 1"),
         ({"sources": (SMALL, SMALL)}, "the same federation is given twice"),
     ],
 )
