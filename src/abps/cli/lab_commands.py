@@ -53,14 +53,12 @@ def methods(
         ]
         print(json.dumps(listed))
         return
-    table = Table(title="methods (every setting: abps methods --json; change one with --set key=value)")
-    for column in ("method", "family", "what it is", "from", "defaults"):
-        table.add_column(column, overflow="fold", no_wrap=column == "method")
-    for name, e in CATALOG.items():
-        table.add_row(name, e.family, e.summary, e.source, _defaults(describe(e.config)))
+    rows = [(n, e.family, e.summary, e.source, _defaults(describe(e.config))) for n, e in CATALOG.items()]
     for name, place in METHODS.others().items():
-        table.add_row(name, "installed", place, "", _defaults(describe(find(name))))
-    options.terminal().print(table)
+        rows.append((name, "installed", place, "", _defaults(describe(find(name)))))
+    head = ("method", "family", "what it is", "from", "defaults")
+    title = "methods (every setting: abps methods --json; change one with --set key=value)"
+    options.terminal().print(options.rows_table(head, rows, title, left=head))
 
 
 def _defaults(config: dict[str, Any]) -> str:

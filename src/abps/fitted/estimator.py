@@ -22,10 +22,11 @@ from abps.data.prepare import Prepared, prepare
 from abps.data.reading import column_of, frame_of
 from abps.data.splines import design_of
 from abps.engine.rounds import RunState
+from abps.fitted.model import network_of
 from abps.methods.base import Context
 from abps.methods.plus_state import as_models, local_of
 from abps.methods.settings import configure
-from abps.models.interactions import pair_logits
+from abps.models.layout import answering
 from abps.models.learners import learner_for
 from abps.models.threads import BLAS
 
@@ -113,6 +114,8 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
         local = local_of(run.context, run.state)
         common = as_models(run.state.fit.point[None], local, run.state.pairs)
         self.models_ = np.concatenate([run.state.models, common]).astype(np.float64)
+        module = answering(config.training.factory, data.outcome)(data.width)
+        self._networks = [network_of(module, row) for row in self.models_.astype(np.float32)]
         self.bytes_ = run.ledger.spent.directed + run.ledger.spent.control
         assert data.book is not None
         self._book, self._splines = data.book, data.splines
@@ -128,15 +131,10 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
         x = encode_rows(self._book, features)
         if self._splines:
             x = design_of(self._book).of(x)
-        mix = self._book.outcome.mix.astype(np.float64)
-        terms, outputs = mix.shape
-        answers = np.empty((len(x), outputs))
+        answers = np.empty((len(x), self._networks[0].outputs))
         for k in np.unique(which):
-            mine = x[which == k].astype(np.float64)
-            slopes, level, pairs = np.split(self.models_[k], np.cumsum([terms * x.shape[1], outputs]))
-            linear = mine @ slopes.reshape(terms, -1).T @ mix + level
-            answers[which == k] = linear + pair_logits(pairs, mine, self._book.outcome.mix)
-        if outputs > 1:
+            answers[which == k] = self._networks[k].answers(x[which == k])
+        if answers.shape[1] > 1:
             return np.asarray(softmax(answers, axis=1))
         event = expit(answers[:, 0])
         return np.column_stack([1.0 - event, event])
