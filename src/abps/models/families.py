@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from abps.data.outcome import Outcome
 
 Floats = NDArray[np.float64]
-Starts = NDArray[np.int64]
 
 #: The least information of a row: keeps Newton steps finite where a fit is perfect.
 LEAST_INFORMATION = 1e-6
@@ -48,7 +47,7 @@ def log_loss(z: Floats, y: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Family(ABC):
-    """What a model asks of an outcome; ``start`` (centers + 1,) divides rows into centers.
+    """What a model asks of an outcome.
 
     mix: (terms, outputs).  baseline: (outputs,) outputs of a model that knows nothing.
     dispersion_factor: the loss has a scale of its own, estimated by the mean loss times this; 0: it has none.
@@ -60,30 +59,30 @@ class Family(ABC):
     dispersion_factor: ClassVar[float] = 0.0
 
     @abstractmethod
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def loss(self, z: Floats, y: Floats) -> Floats:
         """(rows,) losses."""
 
     @abstractmethod
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def residual(self, z: Floats, y: Floats) -> Floats:
         """(rows, outputs) negative derivatives of the losses."""
 
     @abstractmethod
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def information(self, z: Floats, y: Floats) -> Floats:
         """(rows, terms, terms) second derivatives of the losses along the terms."""
 
 
 class Bernoulli(Family):
     """An event or none: logistic regression."""
 
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def loss(self, z: Floats, y: Floats) -> Floats:
         """Log-loss."""
         return log_loss(z[:, 0], y)
 
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def residual(self, z: Floats, y: Floats) -> Floats:
         """Outcome minus probability."""
         return np.asarray(y[:, None] - sigmoid(z))
 
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def information(self, z: Floats, y: Floats) -> Floats:
         """Variance of the outcome."""
         chance = sigmoid(z[:, 0])
         return np.asarray(np.maximum(chance * (1.0 - chance), LEAST_INFORMATION)[:, None, None])
@@ -94,15 +93,15 @@ class Gaussian(Family):
 
     dispersion_factor = 2.0
 
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def loss(self, z: Floats, y: Floats) -> Floats:
         """Half the squared error."""
         return np.asarray(0.5 * (y - z[:, 0]) ** 2)
 
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def residual(self, z: Floats, y: Floats) -> Floats:
         """Error."""
         return np.asarray(y[:, None] - z)
 
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def information(self, z: Floats, y: Floats) -> Floats:
         """One."""
         return np.ones((len(y), 1, 1))
 
@@ -110,19 +109,19 @@ class Gaussian(Family):
 class Multinomial(Family):
     """One of several classes: softmax, a term for every class."""
 
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def loss(self, z: Floats, y: Floats) -> Floats:
         """Log-loss."""
         top = z.max(axis=1)
         whole = top + np.log(np.exp(z - top[:, None]).sum(axis=1))
         return np.asarray(whole - z[np.arange(len(y)), y.astype(np.int64)])
 
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def residual(self, z: Floats, y: Floats) -> Floats:
         """Indicator of the class minus its probability."""
         chance = softmax(z)
         chance[np.arange(len(y)), y.astype(np.int64)] -= 1.0
         return -chance
 
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def information(self, z: Floats, y: Floats) -> Floats:
         """Covariance of the indicators."""
         chance = softmax(z)
         found = -chance[:, :, None] * chance[:, None, :]
@@ -159,17 +158,17 @@ class Hazard(Family):
 
     grid: Floats
 
-    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def loss(self, z: Floats, y: Floats) -> Floats:
         """Sum of the intervals' log-losses."""
         risk, failed = at_risk(self.grid, y)
         return np.asarray((softplus(z) * risk - z * failed).sum(axis=1))
 
-    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def residual(self, z: Floats, y: Floats) -> Floats:
         """Failure minus its probability, in intervals that a row reaches."""
         risk, failed = at_risk(self.grid, y)
         return np.asarray(failed - sigmoid(z) * risk)
 
-    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+    def information(self, z: Floats, y: Floats) -> Floats:
         """Variances of the intervals, mixed to terms."""
         risk, _ = at_risk(self.grid, y)
         chance = sigmoid(z)

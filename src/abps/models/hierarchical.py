@@ -147,15 +147,15 @@ def fit_intercepts(rows: CenterRows, common: CommonModel) -> tuple[Floats, Float
     shift = np.zeros((rows.n, terms))
 
     def penalised(z: Floats, shift: Floats) -> Floats:
-        loss = rows.totals(family.loss(z, rows.y, rows.start)) / common.dispersion
+        loss = rows.totals(family.loss(z, rows.y)) / common.dispersion
         return np.asarray(loss + 0.5 * (shift**2 * prior).sum(axis=1))
 
     z = offset
     now = penalised(z, shift)
     inverse: Floats = np.zeros((rows.n, terms, terms))
     for _ in range(INTERCEPT_STEPS):
-        residual = family.residual(z, rows.y, rows.start) @ mix.T / common.dispersion
-        information = rows.totals(family.information(z, rows.y, rows.start)) / common.dispersion
+        residual = family.residual(z, rows.y) @ mix.T / common.dispersion
+        information = rows.totals(family.information(z, rows.y)) / common.dispersion
         inverse = np.asarray(np.linalg.inv(information + np.diag(prior)))
         step = np.einsum("nts,ns->nt", inverse, rows.totals(residual) - shift * prior)
         step = np.clip(step, -3.0, 3.0)
@@ -180,8 +180,8 @@ def common_sums(rows: CenterRows, common: CommonModel) -> CenterSums:
     """What every center adds to the federation's sums at a common model."""
     family = rows.family
     shift, inverse, z = fit_intercepts(rows, common)
-    residual = family.residual(z, rows.y, rows.start) @ family.mix.T / common.dispersion
-    raw = rows.totals(family.loss(z, rows.y, rows.start))
+    residual = family.residual(z, rows.y) @ family.mix.T / common.dispersion
+    raw = rows.totals(family.loss(z, rows.y))
     score = (
         np.stack([scored(rows, i, residual) for i in range(rows.n)]) if rows.n else np.zeros((0, *rows.shape))
     )
@@ -194,7 +194,7 @@ def common_losses(rows: CenterRows, common: CommonModel) -> Floats:
     """(n,) the loss of :func:`common_sums` alone."""
     shift, _, z = fit_intercepts(rows, common)
     prior = 0.5 * (shift**2 / common.intercept_variance).sum(axis=1)
-    return np.asarray(rows.totals(rows.family.loss(z, rows.y, rows.start)) / common.dispersion + prior)
+    return np.asarray(rows.totals(rows.family.loss(z, rows.y)) / common.dispersion + prior)
 
 
 def scored(rows: CenterRows, i: int, residual: Floats) -> Floats:
@@ -211,7 +211,7 @@ def center_curvatures(rows: CenterRows, common: CommonModel) -> Iterator[tuple[F
     family = rows.family
     terms, width = rows.shape
     _, _, z = fit_intercepts(rows, common)
-    information = family.information(z, rows.y, rows.start) / common.dispersion
+    information = family.information(z, rows.y) / common.dispersion
     constant = np.arange(terms) * width + width - 1
     for i in range(rows.n):
         part = slice(rows.start[i], rows.start[i + 1])

@@ -137,8 +137,8 @@ def pair_sums(rows: CenterRows, common: CommonModel, effects: Floats) -> tuple[F
     intercept, and its information."""
     family = rows.family
     _, _, z = fit_intercepts(rows, common)
-    residual = family.residual(z, rows.y, rows.start) @ family.mix.T / common.dispersion
-    weight = np.einsum("rtt->rt", family.information(z, rows.y, rows.start)) / common.dispersion
+    residual = family.residual(z, rows.y) @ family.mix.T / common.dispersion
+    weight = np.einsum("rtt->rt", family.information(z, rows.y)) / common.dispersion
     first, second = candidates(len(effects))
     score = np.zeros((rows.n, residual.shape[1], len(first)))
     information = np.zeros_like(score)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -187,11 +187,6 @@ class OwnRows:
         """Where the intercepts begin."""
         return len(self.mix) * self.x.shape[1]
 
-    @cached_property
-    def start(self) -> Ints:
-        """All of them are one stratum."""
-        return np.array([0, len(self.y)])
-
     def answers(self, w: Floats) -> Floats:
         """(rows, outputs)."""
         terms = self.x @ w[: self.edge].reshape(len(self.mix), -1).T
@@ -199,16 +194,16 @@ class OwnRows:
 
     def loss(self, z: Floats) -> float:
         """Summed over rows."""
-        return float(self.family.loss(z, self.y, self.start).sum())
+        return float(self.family.loss(z, self.y).sum())
 
     def score(self, z: Floats) -> Floats:
         """(P,) minus the gradient of the summed loss."""
-        residual = self.family.residual(z, self.y, self.start)
+        residual = self.family.residual(z, self.y)
         return np.concatenate([((residual @ self.mix.T).T @ self.x).ravel(), residual.sum(axis=0)])
 
     def curvature(self, z: Floats) -> Curvature:
         """Of the summed loss."""
-        return Curvature(self.x, self.family.information(z, self.y, self.start), self.mix)
+        return Curvature(self.x, self.family.information(z, self.y), self.mix)
 
     def dispersion(self, loss: float) -> float:
         """The scale of the loss."""

@@ -46,8 +46,8 @@ def orthogonal_scores(rows: CenterRows, common: CommonModel) -> tuple[Floats, Fl
     """Scores (n, columns) of every center at the common model, orthogonal to its intercept, and its
     information (n,); of outcomes with one term."""
     _, _, z = fit_intercepts(rows, common)
-    residual = rows.family.residual(z, rows.y, rows.start)[:, 0] / common.dispersion
-    weight = rows.family.information(z, rows.y, rows.start)[:, 0, 0] / common.dispersion
+    residual = rows.family.residual(z, rows.y)[:, 0] / common.dispersion
+    weight = rows.family.information(z, rows.y)[:, 0, 0] / common.dispersion
     scores, total = np.zeros((rows.n, rows.x.shape[1])), rows.totals(weight)
     for i in range(rows.n):
         part = slice(rows.start[i], rows.start[i + 1])
