@@ -28,8 +28,7 @@ def shaped(z: NDArray[Any]) -> NDArray[Any]:
 
 def row_losses(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> Floats:
     """(rows,) the loss of every answer, in nats or as half a squared error."""
-    whole = np.array([0, len(y)])
-    return family_of(outcome).loss(shaped(z).astype(np.float64), y.astype(np.float64), whole)
+    return family_of(outcome).loss(shaped(z).astype(np.float64), y.astype(np.float64))
 
 
 def foretold(outcome: Outcome, z: NDArray[Any]) -> Floats:
