@@ -322,8 +322,8 @@ LIES = [
     ("conclude", lambda told: ["done", [1e9, told[1][1], False]]),
     ("conclude", lambda told: ["done", [0.5, None, False]]),
     ("conclude", lambda told: ["done", [0.5, {"bytes": 1}, False]]),
-    ("conclude", lambda told: ["done", [0.5, told[1][1] | {"bytes": 10**15}, False]]),
-    ("conclude", lambda told: ["done", [0.5, told[1][1] | {"partners": [1]}, False]]),
+    ("conclude", lambda told: ["done", [0.5, 10**15, False]]),
+    ("conclude", lambda told: ["done", [0.5, [told[1][1]], False]]),
 ]
 
 

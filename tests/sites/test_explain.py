@@ -11,14 +11,25 @@ import pytest
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import read_root
+from abps.sites.consent.kit import Membership
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node.status import failure_bundle, read_bundle, release_bundle
+from abps.sites.protocol.commands import DeclineCode, DeclineError
 from abps.sites.store.audit import JournalEvent
 from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
 
 #: A patient's name, a path and a value of the table, planted wherever a site writes something down.
 PLANTED = ("Huber", "geheim", "4711")
+
+
+#: Failures at a site, and the words in them.
+FAILURES = (
+    ("open", DeclineError(DeclineCode.TABLE, "the column 'surname' holds Huber (4711) in /geheim/x")),
+    ("contribute", ValueError("Huber, 4711, /geheim/x")),
+    ("contribute", ValueError("the same again: 4711")),
+    ("begin", RequestError("a relay asks for round 4711")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +49,16 @@ def home(made, tmp_path):
     own = SiteFile("north", str(table), "died", str(kit / "studies"))
     own.write(kit / "local")
     journal = own.journal(kit)
-    journal.write(JournalEvent.SENT, to="server", code="table")
+    from abps.sites.flare.app import FlareSite
+    from abps.sites.flare.opening import SiteJob
+
+    site = FlareSite("{}")
+    site.begin(SiteJob("north", kit / "local", "job", "{}"), Membership(kit), {}, False)
+    for command, error in FAILURES:
+        try:
+            raise error
+        except Exception as raised:
+            site._failed(command, raised)
     journal.write(JournalEvent.SENT, to="server", code="Huber")
     store = Store.open(own.store_of("Huber"), "north", "0123456789abcdef", {"study": "Huber"})
     why = "the column 'surname' holds Huber (4711) in /geheim/x.parquet"
@@ -46,13 +66,6 @@ def home(made, tmp_path):
     store.refused("south", "malformed", why)
     store.refused("south", "Huber", why)
     store.close()
-    trace = (
-        'internal error in contribute:\nTraceback (most recent call last):\n  File "/geheim/abps/sites/node/'
-        'site.py", line 88, in begin\n  File "/x/abps/geheim_huber/plan.py", line 4711, in Huber\n'
-        "ValueError: Huber, 4711, /geheim/x\nHuberError: 4711"
-    )
-    words = [{"message": trace}, {"message": "open was refused: Huber of /geheim is 4711"}]
-    (kit / "log.json").write_text("\n".join(json.dumps(each) for each in words))
     return kit
 
 
@@ -62,14 +75,10 @@ def test_a_bundle_says_what_failed_and_nothing_of_the_data(home):
     assert not [word for word in PLANTED if word.lower() in text.lower()]
     assert not [word for word in ("surname", "age", "/tmp", str(home.parent)) if f'"{word}' in text]
     assert bundle["site"] == "north" and {"abps", "nvflare", "python"} <= set(bundle["versions"])
-    assert [each["code"] for each in bundle["declined"]] == ["table"]
-    first, second = bundle["errors"]
-    assert first == {
-        "command": "contribute",
-        "errors": ["ValueError"],
-        "where": ["abps/sites/node/site.py:88"],
-    }
-    assert second["command"] == "open"
+    assert [(each["code"], each["command"], each["error"]) for each in bundle["failures"]] == [
+        ("table", "open", "DeclineError"),
+        ("fault", "contribute", "ValueError"),
+    ]
     (study,) = bundle["studies"]
     assert study["refused"] == {"malformed": 1, "another": 1}
     assert study["log"] == [

@@ -249,7 +249,9 @@ def test_a_site_of_another_authority_cannot_join(federation, tmp_path):
 def test_a_job_that_brings_code_is_refused_by_the_sites(federation, tmp_path):
     agreement = federation.given.agreement("abps-plus", **LINEAR)
     signed = sign(Proposal(agreement), read_signer(federation.network.operator))
-    job = Path(submit.ABPSRecipe(signed, 1).written(str(tmp_path)))
+    recipe = submit.ABPSRecipe(signed, 1)
+    recipe.export(str(tmp_path))
+    job = tmp_path / recipe.job_name
     custom = job / "app" / "custom"
     custom.mkdir(parents=True)
     (custom / "surprise.py").write_text("print('hello')\n")

@@ -145,6 +145,32 @@ def test_without_one_summand_there_is_no_sum(six, tmp_path):
     close(network)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_who_was_away_as_the_first_sum_failed_does_not_hold_the_study_up(six, tmp_path, jobs):
+    """The others hold to the members with whom they began, and it gets the model."""
+    agreement = six.agreement("glm-exact", rounds=30, secure="yes", standardise="own")
+    away, lost, once = six.names[5], six.names[0], iter([True, *[False] * 99])
+
+    def lose(name, what, value):
+        if (name, what) == (away, "begin"):
+            return LOST if not any(step == "sum_masked" for step, _, _ in network.seen) else value
+        return LOST if (name, what) == (lost, "sum_masked") and next(once) else value
+
+    words, network = [], Relay(lose)
+    for name in six.names:
+        open_site(six, name, agreement, tmp_path, network)
+    if jobs == 2:
+        Scheduler(network, agreement, 1, QUICK, log=words.append).run(six.names)
+        close(network)
+        for name in six.names:
+            open_site(six, name, agreement, tmp_path, network)
+    report = Scheduler(network, agreement, 29, QUICK, log=words.append).run(six.names)
+    assert sum("no sum" in line for line in words) == 1 and report.stopped_early
+    assert {name for what, name, _ in network.seen if what == "sum_masked"} == set(six.names[:5])
+    assert alike(network, six.names) and away in report.rounds[-1].present
+    close(network)
+
+
 @pytest.mark.parametrize("what", ["sum_introduce", "sum_meet", "sum_masked"])
 def test_a_relay_that_alters_what_it_carries_gets_no_sum(four, tmp_path, what):
     """A key of its own in a member's name, sealed bytes that were changed, a vector that was changed."""

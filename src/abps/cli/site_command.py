@@ -42,13 +42,8 @@ The engine is an extra: `pip install 'abps[flare]'`.
 
 COURIER = """A study without any connection: files that people carry (USB, SFTP, mail), signed and sealed.
 
-1. The operator: `abps site courier propose --kit kits/operator@federation.example --kits kits --study icu
---codebook north.json --codebook south.json --codebook east.json --out icu.study`
-
-2. Each hospital: `abps site courier in north icu.study`, then `abps site approve`
-
-3. Each hospital, in turn: `abps site courier out north --out to-send`, and with the files that the others
-sent: `abps site courier in north received/*.abps --out to-send`, until it says that the study is over
+The operator writes the study (`propose`); each hospital takes it `in`, approves it, and writes its first file
+(`out`); then all take in what the others wrote (`in --out`), until it says that the study is over.
 """
 
 

@@ -90,7 +90,8 @@ def init(
     if (doubt := own.labelled().doubt) and positive is None:
         # Another site may have read it the other way round; the model would then learn the contrary.
         raise RequestError(f"{doubt}; say which value is the event with --positive")
-    rows, book = own.read_table(), values.codebook_of(own)
+    rows = own.read_table()
+    book = values.codebook_of(own, rows)
     files.write_json(folder / sitefile.CODEBOOK, book.to_json())
     written = [str(own.write(folder)), str(folder / sitefile.CODEBOOK)]
     kept_back = excluded_columns(rows, book)
@@ -105,10 +106,7 @@ def _kept_back(columns: dict[str, str]) -> list[str]:
 
 
 def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay or of a site.")]) -> None:
-    """Run the relay or a site from its kit, in the foreground, until it is stopped.
-
-    Example: abps site start kits/north
-    """
+    """Run the relay or a site from its kit, in the foreground, until it is stopped."""
     need_engine()
     from abps.sites.flare import kits
 
@@ -140,8 +138,6 @@ def check(
     and say what a job here is waiting for, for whom and since when.
 
     Exit code 0 if nothing fails (warnings are printed), 3 if something does.
-
-    Example: abps site check kits/north
     """
     given, book = read_kit(kit), None if codebook is None else site_command.read_codebook(codebook)
     found = list(preflight.checks(given, book))
@@ -155,33 +151,28 @@ def check(
 
 def preview(
     kit: Kit,
-    study: Annotated[
-        str | None, typer.Argument(help="A study that was proposed (default: the codebook).")
-    ] = None,
+    study: Named,
     out: Annotated[Path | None, typer.Option(help="Write all values into this CSV file.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show every value that would leave this site in a study, to whom, and whether the relay can read it.
 
     Nothing is sent. The functions that the study uses compute the values from the site's own table; weights,
-    which come of training, are shown by number and bytes. Without a study: the codebook.
+    which come of training, are shown by number and bytes.
 
     Example: abps site preview kits/north icu --out leaving.csv
     """
-    own, proposal = own_file(kit), None
-    if study is None:
-        found = values.codebook_values(values.codebook_of(own))
-    else:
-        known = approval.proposals(Path(own.store), own.journal(kit), study)
-        if not known:
-            raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
-        proposal = known[-1].proposal
-        found = values.preview(own, proposal)
+    own = own_file(kit)
+    known = approval.proposals(Path(own.store), own.journal(kit), study)
+    if not known:
+        raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
+    proposal = known[-1].proposal
+    found = values.preview(own, proposal)
     rows = [asdict(value) for value in found]
     if out is not None:
         frame = pl.DataFrame([_no_formula(row) for row in rows], infer_schema_length=None)
         files.write_with(out, frame.write_csv)
-    if emit(as_json, rows, *([f"proposal {proposal.digest()[:16]}"] if proposal else [])):
+    if emit(as_json, rows, f"proposal {proposal.digest()[:16]}"):
         return
     if out is None:
         show_rows(rows)
@@ -199,10 +190,7 @@ def _no_formula(row: dict[str, object]) -> dict[str, object]:
 
 
 def proposals(kit: Kit, as_json: options.Json = False) -> None:
-    """List the studies that were proposed to this site, with what was decided about them.
-
-    Example: abps site proposals kits/north
-    """
+    """List the studies that were proposed to this site, with what was decided about them."""
     own = own_file(kit)
     found = approval.proposals(Path(own.store), own.journal(kit))
     if not emit(as_json, [each.to_json() for each in found]):
@@ -216,9 +204,7 @@ def approve(
     kit: Kit,
     study: Named,
     by: By,
-    proposal: Annotated[
-        str | None, typer.Option(help="Digest of the proposal that you read, as `proposals` shows it.")
-    ] = None,
+    proposal: Annotated[str, typer.Option(help="Digest of the proposal that you read (`proposals`).")],
     reason: Reason = "",
     as_json: options.Json = False,
 ) -> None:
@@ -229,22 +215,11 @@ def approve(
 
     Example: abps site approve kits/north icu --proposal 4f0c9a1be2d35a77 --by "Dr. Ada Example"
     """
-    if proposal is None:
-        own = own_file(kit)
-        known = approval.proposals(Path(own.store), own.journal(kit), study)
-        latest = f" (the latest is {known[-1].proposal.digest()[:16]})" if known else ""
-        raise RequestError(
-            f"say which proposal you read with --proposal DIGEST{latest}; `abps site proposals {kit}` shows "
-            "what it asks for"
-        )
     _decide(kit, study, JournalEvent.APPROVED, by, reason, as_json, proposal)
 
 
 def refuse(kit: Kit, study: Named, by: By, reason: Reason = "", as_json: options.Json = False) -> None:
-    """Refuse the latest proposal of a study.
-
-    Example: abps site refuse kits/north icu --by "Dr. Ada Example"
-    """
+    """Refuse the latest proposal of a study."""
     _decide(kit, study, JournalEvent.REFUSED, by, reason, as_json)
 
 
@@ -253,8 +228,6 @@ def withdraw(kit: Kit, study: Named, by: By, reason: Reason = "", as_json: optio
 
     It holds for every proposal of the study, until one is approved again. What partners have learned from
     earlier rounds cannot be called back.
-
-    Example: abps site withdraw kits/north icu --by "Dr. Ada Example"
     """
     _decide(kit, study, JournalEvent.WITHDRAWN, by, reason, as_json)
 
@@ -284,8 +257,6 @@ def console(
 
     Serves on this machine alone (127.0.0.1), to the one browser that opens the printed address. The same
     rules hold as for the commands.
-
-    Example: abps site console kits/north
     """
     own_file(kit)  # a folder that is no kit ends here
     need_pages()
@@ -296,10 +267,7 @@ def console(
 
 
 def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
-    """Show a site's part in a study: exchanges, rests, bytes, refusals.
-
-    Example: abps site status kits/north
-    """
+    """Show a site's part in a study: exchanges, rests, bytes, refusals."""
     with study_store(kit, study) as store:
         summary = account.summary(store)
     if not emit(as_json, summary):
@@ -309,8 +277,6 @@ def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None
 def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
     """Write what a site has of a study: the audit log in plain words, rounds, its model and card as
     `abps fit` would, and report.html. Nothing is sent.
-
-    Example: abps site export kits/north --out north-export
     """
     from abps.report.site_page import site_report
 
@@ -355,10 +321,7 @@ def _heads(store: Store, own: sitefile.SiteFile, partner: list[Path] | None) -> 
 
 
 def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
-    """Copy a site's store of a study: state, model, log. A job may run meanwhile.
-
-    Example: abps site backup kits/north --out backups/2026-11-17
-    """
+    """Copy a site's store of a study: state, model, log. A job may run meanwhile."""
     with study_store(kit, study) as store:
         path = store.path
     written = audit.backup(path, out)
@@ -400,8 +363,6 @@ def request(
     Send the request to the operator, who answers with a certificate (`abps site certify`); then run
     `abps site install`. The kit works as before until then. Read the printed fingerprint out to the operator
     by telephone, if the kit's key was lost.
-
-    Example: abps site request north --out north.csr
     """
     made = keys.request_certificate(read_kit(kit), out)
     facts = {"member": made.member, "request": str(out), "fingerprint": made.fingerprint}
@@ -419,8 +380,6 @@ def install(
     """Put the certificate that the operator sent, and the key that it is for, into the kit.
 
     Start it again afterwards.
-
-    Example: abps site install north --certificate client.crt
     """
     until = keys.install_certificate(read_kit(kit), certificate).not_valid_after_utc
     line = f"{kit} has a key of its own, with a certificate good until {until:%Y-%m-%d}; start it again"
@@ -528,10 +487,7 @@ def take_in(
 def write_out(
     kit: Kit, out: Annotated[Path, _SEND], study: Study = None, as_json: options.Json = False
 ) -> None:
-    """Write what this site must send now. Until others' files are taken it is the same.
-
-    Example: abps site courier out north --out to-send
-    """
+    """Write what this site must send now. Until others' files are taken it is the same."""
     from abps.sites.courier.study import find
 
     courier = find(kit, study)
@@ -540,10 +496,7 @@ def write_out(
 
 
 def courier_status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
-    """Say at which step this site is, and whose files it waits for.
-
-    Example: abps site courier status north
-    """
+    """Say at which step this site is, and whose files it waits for."""
     from abps.sites.courier.study import find
 
     _show_courier(find(kit, study), None, [], as_json)

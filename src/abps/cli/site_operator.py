@@ -175,8 +175,6 @@ def certify(
     """Give a member a certificate for the key that it has made itself (`abps site request`).
 
     Send the certificate back; it is no secret. The relay then refuses the old one.
-
-    Example: abps site certify north.csr --kits kits
     """
     need_engine()
     from abps.sites.consent.keys import read_request
@@ -198,8 +196,6 @@ def revoke(
 
     The relay refuses its certificate, jobs leave it out from the next round on, and every site that has seen
     the authority's signed list takes nothing from it. `abps site provision` brings it back.
-
-    Example: abps site revoke south --kits kits
     """
     need_engine()
     from abps.sites.flare.kits import Authority
@@ -234,8 +230,6 @@ def rehearse(
     The hospitals' tables are synthetic (icu-synthetic). No container and no other machine is needed;
     everything that is started is stopped again. Ends with report.html, and a page and a model for every
     hospital.
-
-    Example: abps site rehearse --sites 4 --out abps-rehearsal
     """
     need_engine()
     from abps.cli.site_command import own_file, study_store

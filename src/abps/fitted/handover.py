@@ -127,7 +127,7 @@ def site_statistics(store: Store, own: SiteFile) -> RegressionResult | TableOne 
 
 def _who_took_part(store: Store, config: SumStudy) -> tuple[str, ...]:
     """Whose rows are in the sums, and what was approved for absent members."""
-    kept, opened = store.state(), json.loads(store.facts().get("opened", "{}")).get("all")
+    kept, opened = store.state(), json.loads(store.facts().get("summed", "null"))
     absent = [] if kept is None or opened is None else sorted(set(kept[0]) - set(opened))
     said = f"without {', '.join(absent)}" if absent else "all approved members took part"
     return (f"{said}; approved for absent members: {config.if_absent()[1]}",)

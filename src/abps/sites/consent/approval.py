@@ -58,12 +58,10 @@ class ProposalRecord:
             "operator": self.operator,
             "at": self.at,
             "terms": self.proposal.terms(),
-            "decision": line and {"what": line.what, "at": line.at, "by": "", "reason": "", **_said(line)},
+            "decision": line
+            and {"what": line.what, "at": line.at}
+            | {name: str(line.facts.get(name, "")) for name in ("by", "reason")},
         }
-
-
-def _said(line: JournalLine) -> dict[str, str]:
-    return {name: str(line.facts[name]) for name in ("by", "reason") if name in line.facts}
 
 
 def keep(folder: Path, journal: Journal, signed: SignedProposal, operator: str) -> None:
@@ -220,9 +218,7 @@ class Consent:
         """
         proposal = self.proposal
         with declining(DeclineCode.PROPOSAL):
-            operator = self.signed.operator(self.authority)
-            if self.signed.revoked(self._revoked, operator):
-                raise RequestError(f"{operator} was expelled; its proposals are not kept, and get nothing")
+            operator = self.signed.operator(self.authority, self._revoked)
         with declining(DeclineCode.POLICY):
             self.policy.check(proposal.agreement)
         with declining(DeclineCode.APPROVAL):

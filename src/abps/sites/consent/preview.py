@@ -75,38 +75,22 @@ def _to_scheduler(rows: int, scored: bool, agreement: Agreement) -> list[Outgoin
         ("training rows", float(rows), "once per job"),
         ("finished rounds, digest of the agreement, version", agreement.digest(), "once per job"),
         (f"validation {agreement.book.outcome.measure} of the model", score, "every round"),
-        ("bytes and number of partners", "as they come out", "every round"),
+        ("bytes that were sent", "as they come out", "every round"),
         ("why this site takes no part, if so", f"one of: {', '.join(DeclineCode)}", "when it happens"),
     )
     return [OutgoingValue("report", name, value, when, "the relay", True) for name, value, when in named]
 
 
-def codebook_of(own: SiteFile) -> Codebook:
+def codebook_of(own: SiteFile, table: Federation | None = None) -> Codebook:
     """The codebook that this site would share: no level of fewer patients than its policy's floor."""
     label, maps = own.labelled(), (own.harmonised,) if own.harmonised else ()
-    book = _columns(own, own.read_table())
+    book = codebook(table or own.read_table(), seed=0, min_cell=max(MIN_CELL, own.policy.floor))
     return replace(book, events=label.event_words, others=label.other_words, harmonised=maps)
 
 
-def _columns(own: SiteFile, table: Federation) -> Codebook:
-    return codebook(table, seed=0, min_cell=max(MIN_CELL, own.policy.floor))
-
-
-def kept_back(own: SiteFile, proposal: Proposal | None = None) -> dict[str, str]:
+def kept_back(own: SiteFile, proposal: Proposal) -> dict[str, str]:
     """Every column of the site's table of which nothing leaves, and why, in half a sentence."""
-    table = own.read_table()
-    book = _columns(own, table)
-    found = excluded_columns(table, book)
-    if proposal is not None:
-        asked = proposal.agreement.book.sources
-        found |= {name: "the study does not ask for it" for name in book.sources if name not in asked}
-    return found
-
-
-def codebook_values(book: Codebook) -> list[OutgoingValue]:
-    """A codebook, value by value."""
-    to, clear = _TO["codebook"]
-    words = [(word, "the event") for word in book.events] + [(word, "not the event") for word in book.others]
-    words += [(name, "a class") for name in book.outcome.names]
-    found = [(c.name, c.kind) for c in book.columns] + [(f"outcome {word}", what) for word, what in words]
-    return [OutgoingValue("codebook", name, value, "once", to, clear) for name, value in found]
+    table, asked = own.read_table(), proposal.agreement.book.sources
+    book = codebook_of(own, table)
+    more = {name: "the study does not ask for it" for name in book.sources if name not in asked}
+    return excluded_columns(table, book) | more

@@ -129,8 +129,9 @@ class SignedProposal:
             Proposal.from_json(data["proposal"]), str(data["certificate"]), str(data["signature"])
         )
 
-    def operator(self, authority: bytes | None) -> str:
-        """Who signed it, checked; a site that has no authority (a trial) takes an unsigned one."""
+    def operator(self, authority: bytes | None, revoked: RevocationList) -> str:
+        """Who signed it, checked, and not expelled; a site that has no authority (a trial) takes an unsigned
+        one."""
         if authority is None:
             return "nobody (a trial without certificates)"
         if not self.signature:
@@ -143,15 +144,10 @@ class SignedProposal:
             raise RequestError(f"the proposal's signature cannot be trusted: {error}") from error
         if role != keys.OPERATOR_ROLE:
             raise RequestError(f"the proposal is signed by {name}, who is no operator of this network")
+        serial = x509.load_pem_x509_certificate(self.certificate.encode()).serial_number
+        if name in revoked.expelled or revoked.has(serial):
+            raise RequestError(f"{name} was expelled; its proposals are not kept, and get nothing")
         return name
-
-    def revoked(self, listed: RevocationList, operator: str) -> bool:
-        """Whether the authority has expelled the operator who signed it, or revoked that certificate."""
-        if operator in listed.expelled:
-            return True
-        return bool(self.certificate) and listed.has(
-            x509.load_pem_x509_certificate(self.certificate.encode()).serial_number
-        )
 
 
 def sign(proposal: Proposal, signer: Signer | None) -> SignedProposal:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from abps import files
 from abps.core.errors import RequestError, validate
 from abps.data.codebook import Codebook
@@ -33,9 +35,6 @@ FILE = "abps-site.json"
 CODEBOOK = "codebook.json"
 
 _SCHEMA = "abps.site/1"
-
-#: What files of earlier versions say of messages by the second, which are limited by the round alone now.
-_OLD_LIMITS = ("burst", "per_second")
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,6 @@ class Policy:
 
     def __post_init__(self) -> None:
         validate(self)
-        for name in ("methods", "models"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def check(self, agreement: Agreement) -> None:
         """Refuse, with one sentence, a study that asks for more than this."""
@@ -174,12 +171,10 @@ def read(path: Path) -> SiteFile:
         data: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         if data.pop("schema") != _SCHEMA:
             raise ValueError("another schema")
-        unknown = set(data) - {f.name for f in fields(SiteFile)}
-        if unknown:
-            raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
-        data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
-        limits = {k: v for k, v in data.get("limits", {}).items() if k not in _OLD_LIMITS}
-        return SiteFile(**{**data, "limits": Limits(**limits), "policy": Policy(**data.get("policy", {}))})
+        for part, kind in {"": SiteFile, "policy": Policy, "limits": Limits}.items():
+            if unknown := set(data.get(part, {}) if part else data) - {f.name for f in fields(kind)}:
+                raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
+        return msgspec.convert(data, SiteFile)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RequestError(f"{path} is not a site's file ({error}); run `abps site init`") from error
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from abps.core.errors import RequestError
@@ -70,7 +71,6 @@ class JobRound:
     round: int
     present: tuple[str, ...]
     missing: dict[str, str]
-    partners: dict[str, int]
     bytes: int
     validation: float | None
     scored: int
@@ -107,11 +107,15 @@ class MaskedRelay:
     def __init__(self, line: SiteLine, timeouts: Timeouts) -> None:
         self.line, self.timeouts = line, timeouts
         self.ready: frozenset[str] = frozenset()  # sites that know the others' keys
+        self.members: list[str] = []  # of earlier sums
 
     def introduce(self, names: Sequence[str]) -> dict[str, Failure]:
         """Let sites know each other's keys, and seal for each other what checks totals. Returns who has not,
         and why."""
-        keys, why = self._ask(names, lambda v: _bytes_of(v, 3), Command.SUM_INTRODUCE)
+        known, why = self._ask(names, _introduced, Command.SUM_INTRODUCE)
+        keys = {name: key for name, (key, _) in known.items()}
+        before = Counter(tuple(members) for _, members in known.values() if members)
+        self.members = list(before.most_common(1)[0][0]) if before else []
         sealed, deaf = self._ask(keys, lambda v: _by_name(v, keys), Command.SUM_MEET, keys)
         # All parcels to all at once, of which each site opens its own: a call per site would take longer.
         parcels = {name: {who: each[name] for who, each in sealed.items() if name in each} for name in sealed}
@@ -120,10 +124,17 @@ class MaskedRelay:
         return why | deaf | lost
 
     def total(self, number: int, names: Sequence[str], entries: int) -> MaskedTotal:
-        """The sum over those of the sites that are ready; ``SumError`` unless all of them add to it."""
-        group = [name for name in sorted(names) if name in self.ready]
+        """The sum over the members of the first one, which are those of the sites that are ready then;
+        ``SumError`` unless all of them add to it."""
+        there = [name for name in sorted(names) if name in self.ready]
+        if absent := [name for name in self.members if name not in there]:
+            raise SumError(f"{', '.join(absent)} not there")
+        group = self.members or there
+        if len(group) < 3:
+            raise SumError(f"{len(group)} sites are there, and a sum of fewer than 3 shows a summand")
         rings, why = self._ask(group, lambda v: _ring(v, entries + 1), Command.SUM_MASKED, number, group)
-        if why or not group:
+        self.members = group if rings else self.members  # who has sent a summand holds to the group
+        if why:
             said = "; ".join(f"{name}: {failure}" for name, failure in sorted(why.items()))
             raise SumError(f"{len(rings)} of {len(group)} summands came{f' ({said})' if said else ''}")
         total = np.sum(list(rings.values()), axis=0, dtype=np.uint64)
@@ -147,6 +158,12 @@ class MaskedTotal:
     @property
     def values(self) -> Floats:
         return fixed_point.decode(np.frombuffer(self.data, "<u8").astype(np.uint64)[:-1])
+
+
+def _introduced(value: Any) -> tuple[list[bytes], list[str]]:
+    """A site's key with its proof, and of which members its sums are."""
+    *key, members = value
+    return _bytes_of(key, 3), msgspec.convert(members, list[str])
 
 
 def _bytes_of(value: Any, count: int) -> list[bytes]:
@@ -365,7 +382,7 @@ class Scheduler:
         masked = self._masks is not None and self.method.sums_only(t)
         rest = (self._masked if masked else self._coordinated)(t, present, missing)
         replies, failed = self._work(_without(present, missing), Command.CONCLUDE, t, int(rest))
-        concluded, invalid = commands.check_all(replies, lambda v: commands.concluded(v, len(self._roster)))
+        concluded, invalid = commands.check_all(replies, commands.concluded)
         missing |= failed | invalid
         self._report(t, present, concluded, missing, began)
         self._well = frozenset(concluded) - set(missing)
@@ -436,19 +453,16 @@ class Scheduler:
         return run_step(self.line, sites, limit, self.timeouts, command, *arguments, notice=notice)
 
     def _report(
-        self, t: int, present: list[str], concluded: Mapping[str, tuple[float, dict[str, int], bool]],
+        self, t: int, present: list[str], concluded: Mapping[str, tuple[float, int, bool]],
         missing: Mapping[str, Failure], began: float,
     ) -> None:  # fmt: skip
         scores = {name: value for name, (value, _, _) in sorted(concluded.items()) if math.isfinite(value)}
-        sums = {name: each for name, (_, each, _) in sorted(concluded.items())}
         why = {name: str(failure) for name, failure in sorted(missing.items())}
         late = {name: round(float(s), 1) for name, s in sorted(self._late.items()) if s >= SLOW}
         mean = float(np.mean(list(scores.values()))) if scores else None
         self._scores, took = scores, round(self.line.now() - began, 3)
-        self._reports.append(JobRound(
-            t, tuple(present), why, {name: each["partners"] for name, each in sums.items()},
-            sum(each["bytes"] for each in sums.values()), mean, len(scores), late, took,
-        ))  # fmt: skip
+        size = sum(each for _, each, _ in concluded.values())
+        self._reports.append(JobRound(t, tuple(present), why, size, mean, len(scores), late, took))
         for name, seconds in late.items():
             self.log(f"round {t}: the others waited {seconds:g} s for {name}")
         for name, reason in why.items():

@@ -8,7 +8,6 @@ nobody can sign another site's letter as his own.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,8 +43,6 @@ class CourierStep(StrEnum):
     HELLO = "hello"
     COUNT = "count"
     SUM = "sum"
-    UPLOAD = "upload"
-    RESULT = "result"
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Letter:
     """What one site says to another in a step.
 
     rows: its training rows.  key: its public key for the masks of the next sum.  vector: its masked summand.
-    messages: of the exchange, as sites send them over a network: (kind, bytes).
+    messages: heads of logs, as sites send them over a network: (kind, bytes).
     """
 
     rows: int = 0
@@ -161,11 +158,6 @@ def parse(path: Path, data: Mapping[str, Any]) -> CourierFile:
         return msgspec.convert(facts, CourierFile)
     except ValueError as error:
         raise RequestError(f"{path} is no courier file ({error}); copy it again") from error
-
-
-def digest(path: Path) -> bytes:
-    """Equal for the same file."""
-    return hashlib.sha256(path.read_bytes()).digest()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """A site's part in a study without any connection: what it must write now, and whose files it waits for.
 
 All members take the same steps together: hello (rows and keys), three counts for common scales if the study
-lacks them, then the exchanges. An exchange under masks is one trip: every member writes its masked summand
-for all, and each adds up. One without masks is two: uploads to the coordinator, its result to all. The code
-that computes, checks, logs and stores is that of a network's site (:mod:`abps.sites.node`).
+lacks them, then the exchanges, one trip each: every member writes its masked summand for all, and each adds
+up. The code that computes, checks, logs and stores is that of a network's site (:mod:`abps.sites.node`).
 
 Where a site stands follows from its store and from two folders of files, its own and those that it took. A
 file is taken whole or not at all, and written once; what was interrupted is done again with the same outcome.
@@ -12,7 +11,6 @@ file is taken whole or not at all, and written once; what was interrupted is don
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from abps import files
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
-from abps.core.streams import center_ids
 from abps.data.scales import PASSES
-from abps.methods.coordinated import coordinators
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent, decision_on
@@ -39,6 +35,7 @@ from abps.sites.node import measuring
 from abps.sites.node.site import Site
 from abps.sites.protocol.commands import DeclineCode, DeclineError
 from abps.sites.protocol.masking import MaskedSums
+from abps.sites.store import rows as chain
 from abps.sites.store.audit import JournalEvent
 from abps.sites.store.rows import EntryKind
 from abps.sites.store.store import Store
@@ -58,8 +55,7 @@ JOB, ALL = "courier", "all members"
 
 
 class Courier:
-    """A study at one site.  track: the steps of the study in their order; UPLOAD stands for both halves of an
-    exchange without masks."""
+    """A study at one site.  track: the steps of the study in their order."""
 
     def __init__(self, kit: Path, folder: Path) -> None:
         self.kit, self.folder, self.me = Path(kit), Path(folder), read_kit(kit).name
@@ -72,14 +68,11 @@ class Courier:
         self.signed = SignedProposal.from_json(data["signed"])
         self._certificates: Mapping[str, str] = data["certificates"]
         self.agreement = agreement = self.signed.proposal.agreement
-        method = agreement.config()
         self.members = sorted(self.signed.proposal.members)
         self.others = [name for name in self.members if name != self.me]
         self.digest = self.signed.proposal.digest()
         counts = [CourierStep.COUNT] * (PASSES if agreement.uncounted else 0)
-        masked = [method.privacy.secure and method.sums_only(t + 1) for t in range(agreement.rounds)]
-        exchanges = [CourierStep.SUM if each else CourierStep.UPLOAD for each in masked]
-        self.track = [CourierStep.HELLO, *counts, *exchanges]
+        self.track = [CourierStep.HELLO, *counts, *[CourierStep.SUM] * agreement.rounds]
         self.first = 1 + len(counts)  # of the exchanges, in the track
         self._post: dict[str, list[tuple[str, bytes]]] = {}  # for the next file, by reader
 
@@ -103,8 +96,6 @@ class Courier:
         p = self.place()
         if self.over or p == len(self.track):
             return []
-        if self.track[p] is CourierStep.UPLOAD and self._coordinator(p) != self.me:
-            return [(CourierStep.RESULT, p, self._coordinator(p))]
         return [(self.track[p], p, name) for name in self.others]
 
     def missing(self) -> list[str]:
@@ -114,28 +105,20 @@ class Courier:
     def due(self) -> list[Path]:
         """The files of this site that others may still need: of this step and of the one before."""
         p = self.place()
-        return [
-            each for q in (p - 1, p) for s in CourierStep if (each := self._path(s, q, self.me)).is_file()
-        ]
+        steps = [q for q in (p - 1, p) if 0 <= q < len(self.track) and self._written(q)]
+        return [self._path(self.track[q], q, self.me) for q in steps]
 
     def history(self, p: int) -> str:
         """A digest of the files from which a step follows, which all sites must have alike."""
         if not p:
             return ""
-        step, names = self.track[p - 1], self.members
-        if step is CourierStep.UPLOAD:
-            step, names = CourierStep.RESULT, [self._coordinator(p - 1)]
-        paths = [self._path(step, p - 1, name) for name in names]
+        paths = [self._path(self.track[p - 1], p - 1, name) for name in self.members]
         if not all(path.is_file() for path in paths):
             raise RequestError(
                 f"{self.folder}: files of step {p - 1} are gone; bring the folder back from a backup (a "
                 "study that began over a network goes on there)"
             )
-        return hashlib.sha256(b"".join(sealed.digest(path) for path in paths)).hexdigest()
-
-    def _coordinator(self, p: int) -> str:
-        order = coordinators(self.agreement.seed, p - self.first + 1, center_ids(self.members))
-        return self.members[order[0]]
+        return chain.digest(b"".join(chain.digest(path.read_bytes()) for path in paths)).hex()
 
     def _scales(self) -> dict[str, Any] | None:
         return self._look(measuring.store_name(self.agreement.study), measuring.kept_in)
@@ -199,17 +182,17 @@ class Courier:
         files.write_text(kept, text)
         return True
 
-    def _write(self, step: CourierStep, p: int, letter: Letter, readers: Sequence[str] = ()) -> None:
-        """Write a file of this site, once: to these readers, and what waits for others."""
+    def _write(self, p: int, letter: Letter) -> None:
+        """Write a file of this site, once: the letter to all, each with what waits for its reader."""
         post, self._post = self._post, {}
-        path = self._path(step, p, self.me)
+        path = self._path(self.track[p], p, self.me)
         if path.is_file():
             return
         to = {
             name: (self._certificate(name), replace(letter, messages=tuple(post.get(name, ()))))
-            for name in sorted({*readers, *post})
+            for name in self.members
         }
-        envelope = CourierFile(self.digest, step, p, self.me, self.history(p), {})
+        envelope = CourierFile(self.digest, self.track[p], p, self.me, self.history(p), {})
         files.write_text(path, sealed.make(envelope, to, self.signer).text())
 
     def _certificate(self, name: str) -> bytes:
@@ -258,7 +241,7 @@ class Courier:
     def _hello(self, rows: int, log: Any) -> None:
         if not self._written(0):
             log(EntryKind.REPORT, 40, "our training rows, and a key for masks", 0)
-            self._write(CourierStep.HELLO, 0, Letter(rows, self._key(0)[1]), self.members)
+            self._write(0, Letter(rows, self._key(0)[1]))
 
     def _count(self, part: measuring.ScaleCounting) -> None:
         """The counts for common scales, from the first one again: their totals are in the files."""
@@ -270,33 +253,20 @@ class Courier:
 
     def _exchange(self, site: Site, p: int) -> bool:
         """An exchange as far as it can go; whether it is finished."""
-        exchanges, t, step, first = site.exchanges, p - self.first + 1, self.track[p], self._coordinator(p)
-        written = self._written(p)
+        exchanges, t = site.exchanges, p - self.first + 1
         site.begin(t, self.members)
-        if (step is CourierStep.SUM or first == self.me or not written) and not exchanges.contribute(t):
+        if not exchanges.contribute(t):
             raise RequestError(f"this site has nothing to upload in exchange {t}, and the others wait for it")
-        sums = exchanges.sums if step is CourierStep.SUM else None
-        if sums is not None:
-            self._add(sums, p, t)
-        elif first != self.me:
-            self._write(step, p, Letter())
+        assert exchanges.sums is not None
+        self._add(exchanges.sums, p, t)
         if self.missing():
             return False
-        came = self.wanted()
-        for each in came:
-            for kind, data in self._read(*each).open(self.me, self.signer).messages:
-                site.receive(each[2], kind, data)
-        if sums is not None:
-            exchanges.take_total(t, self._total(p))
-        elif first == self.me:
-            exchanges.coordinate(t)
-            self._write(CourierStep.RESULT, p, Letter())
-        if t not in exchanges.applied:
-            for each in came:
-                self._path(*each).unlink()
-            raise RequestError(f"the files of exchange {t} cannot be used; call {first}, who coordinates it")
+        for name, letter in self._letters(p).items():
+            for kind, data in letter.messages if name != self.me else ():
+                site.receive(name, kind, data)
+        exchanges.take_total(t, self._total(p))
         site.finish(t, Rest.NOT)
-        site.heads.give(t, self._coordinator(p + 1))
+        site.heads.give(t, exchanges.coordinator())
         return True
 
     # Masks
@@ -309,22 +279,19 @@ class Courier:
         key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="ascii")))
         return key, key.public_key().public_bytes_raw()
 
-    def _announced(self, p: int) -> int:
-        """The step whose files have the keys of a sum."""
-        return max(q for q in range(p) if self.track[q] is not CourierStep.UPLOAD)
-
     def _add(self, sums: MaskedSums, p: int, number: int) -> None:
-        """Write this site's summand under masks, once, and delete the key that they were made with."""
-        announced, history = self._announced(p), self.history(p)
+        """Write this site's summand under masks, once, and delete the key that they were made with, which
+        the files of the step before have announced."""
+        history = self.history(p)
         if self._written(p):
             sums.masker = CourierMasks(self.me, X25519PrivateKey.generate(), {}, history)
             sums.begin(number, self.members)
             return
-        public = {name: each.key for name, each in self._letters(announced).items() if name != self.me}
-        sums.masker = CourierMasks(self.me, self._key(announced)[0], public, history)
+        public = {name: each.key for name, each in self._letters(p - 1).items() if name != self.me}
+        sums.masker = CourierMasks(self.me, self._key(p - 1)[0], public, history)
         vector = sums.masked(number, self.members)
-        self._write(self.track[p], p, Letter(0, self._key(p)[1], vector), self.members)
-        (self.folder / "keys" / f"{announced}.key").unlink(missing_ok=True)
+        self._write(p, Letter(0, self._key(p)[1], vector))
+        (self.folder / "keys" / f"{p - 1}.key").unlink(missing_ok=True)
 
     def _total(self, p: int) -> bytes:
         """All members' masked summands, added up: the masks cancel."""
@@ -347,10 +314,12 @@ class Courier:
 
 
 def check_method(agreement: Agreement) -> None:
-    """Refuse what needs somebody who sees all sites at once."""
-    method = agreement.config()
-    if method.privacy.budget is not None:
+    """Refuse what needs somebody who sees all sites at once, or a coordinator."""
+    privacy = agreement.config().privacy
+    if privacy.budget is not None:
         raise RequestError("a study with a privacy budget needs a network: leave dp_epsilon out")
+    if not privacy.secure:
+        raise RequestError("a study by courier runs under masked sums: leave secure=no out")
 
 
 def accept_study(kit: Path, own: sitefile.SiteFile, data: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from abps.sites.protocol.commands import (
     Timeouts,
     code_of,
 )
-from abps.sites.store.audit import Journal, JournalEvent
+from abps.sites.store.audit import JournalEvent
 from abps.wire.admission import Reason
 
 log = logging.getLogger("abps")
@@ -56,6 +56,9 @@ SERVER = "server"
 LINGER = 2.0
 
 RESULT = "abps-job.json"
+
+#: Where our package lies.
+SOURCE = f"{Path(files.__file__).parents[1]}/"
 
 
 def only_sealed(message: Message) -> Message | None:
@@ -112,7 +115,7 @@ class FlareSite:
         self._site: Any = None
         self._opened_as: tuple[Any, Any] = (None, None)  # what the open part is for
         self._joined = False  # whether this site is in the job
-        self._last_code = ""  # the last decline code that left
+        self._recorded: set[tuple[str, str, str]] = set()  # failures that the journal has
         self._work: threading.Thread | None = None
         self._state: list[Any] = [str(StepState.DONE), None]
 
@@ -165,12 +168,24 @@ class FlareSite:
             return [False, self._failed(what, error)]
 
     def _failed(self, what: str, error: Exception) -> str:
-        """The decline code of an error; the sentence goes into this site's log."""
-        if isinstance(error, RequestError):
+        """The decline code of an error; the sentence goes into this site's log. The journal records the code
+        and, for a failure bundle, where in our code the error arose, once for each."""
+        code = code_of(error, DeclineCode.STEP) if isinstance(error, RequestError) else DeclineCode.FAULT
+        if code is DeclineCode.FAULT:
+            log.error("internal error in %s:\n%s", what, traceback.format_exc())
+        else:
             log.warning("%s was refused: %s", what, error)
-            return str(code_of(error, DeclineCode.STEP))
-        log.error("internal error in %s:\n%s", what, traceback.format_exc())
-        return str(DeclineCode.FAULT)
+        key = (what, str(code), type(error).__name__)
+        if code is not DeclineCode.STEP and key not in self._recorded:
+            frames = traceback.extract_tb(error.__traceback__)
+            places = [
+                f"{f.filename[len(SOURCE) :]}:{f.lineno}" for f in frames if f.filename.startswith(SOURCE)
+            ]
+            said = {"code": str(code), "command": what, "error": key[2], "where": places[-3:]}
+            with contextlib.suppress(RequestError):
+                self._job.own_file()[1].write(JournalEvent.SENT, to=SERVER, **said)
+            self._recorded.add(key)
+        return str(code)
 
     def _ping(self) -> str:
         """Whether this site is ready for a round, or what else it is."""
@@ -218,20 +233,7 @@ class FlareSite:
         if self._site is not None:
             return
         own, journal = self._job.own_file()
-        with self._recorded(journal):
-            self._site = opening.open_study(self._job, own, journal, self._carry, which == [MEASURE], scales)
-
-    @contextlib.contextmanager
-    def _recorded(self, journal: Journal) -> Iterator[None]:
-        """Write a decline code into the journal before it leaves, once."""
-        try:
-            yield
-        except Exception as error:
-            code = str(code_of(error, DeclineCode.FAULT))
-            if code != self._last_code:
-                journal.write(JournalEvent.SENT, to=SERVER, code=code)
-                self._last_code = code
-            raise
+        self._site = opening.open_study(self._job, own, journal, self._carry, which == [MEASURE], scales)
 
     def _carry(self, peer: str, what: str, data: bytes) -> bytes:
         """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""

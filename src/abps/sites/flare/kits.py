@@ -70,6 +70,9 @@ LOG_BYTES, LOG_FILES = 5 * 2**20, 5
 #: Parts of the engine that write a line or two for every message.
 _CHATTY = ("nvflare.collab", "nvflare.fuel.f3.cellnet", "nvflare.private.aux_runner")
 
+#: Warns of the driver that is left out (:func:`abps.sites.flare.process.main`).
+_DRIVERS = "nvflare.fuel.f3.drivers.driver_manager"
+
 _SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 _HOST_NAME = re.compile(r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+$")
 _EMAIL = re.compile(r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$")
@@ -82,6 +85,8 @@ _LEAN = {
     "MALLOC_MMAP_THRESHOLD_": "131072",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
+    "POLARS_MAX_THREADS": "1",
+    "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:0,muzzy_decay_ms:0",  # Polars has an allocator of its own
     "NVFLARE_STREAMING_CHUNK_SIZE": "131072",  # room that the engine takes for a message, else a megabyte
 }
 
@@ -213,9 +218,8 @@ def _build(authority: Path, roles: Mapping[str, Role], port: int, certificates: 
 
 
 def provisioned(operator: Path) -> tuple[str, ...]:
-    """The sites that an operator's kit was provisioned with; none in kits of earlier versions."""
-    path = Path(operator) / "local" / MEMBERS
-    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ()
+    """The sites that an operator's kit was provisioned with."""
+    return tuple(json.loads((Path(operator) / "local" / MEMBERS).read_text(encoding="utf-8")))
 
 
 def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
@@ -387,7 +391,7 @@ def _logs(local: Path) -> dict[str, Any]:
     given["handlers"] = {name: given["handlers"][name] for name in ("consoleHandler", "jsonFileHandler")}
     given["handlers"]["jsonFileHandler"] |= {"maxBytes": LOG_BYTES, "backupCount": LOG_FILES}
     given["filters"] = {}
-    quiet = {name: {"level": "WARNING"} for name in _CHATTY}
+    quiet = {name: {"level": "WARNING"} for name in _CHATTY} | {_DRIVERS: {"level": "ERROR"}}
     given["loggers"] = {"root": {"level": "INFO", "handlers": list(given["handlers"])}, **quiet}
     return dict(given)
 

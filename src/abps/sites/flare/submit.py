@@ -70,11 +70,6 @@ class ABPSRecipe(CollabRecipe):
         """No source is shipped: the package is installed wherever the job runs."""
         return []
 
-    def written(self, folder: str) -> str:
-        """Write the job into a folder, for the engine to submit."""
-        self.export(folder)
-        return str(Path(folder) / self.job_name)
-
 
 @dataclass(frozen=True)
 class JobOutcome:
@@ -149,8 +144,6 @@ def submit(
     members: none: all sites of the network. The proposal names them, so that sites hold to them.
     """
     named = tuple(members) or provisioned(_operator(kit).folder)
-    if not named:
-        raise RequestError("the operator's kit does not list the network's sites; name them with --members")
     signed = sign(Proposal(agreement, named), read_signer(kit))
     return _run(kit, ABPSRecipe(signed, rounds, min_sites, timeouts), wait, progress)
 
@@ -204,7 +197,8 @@ def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Progress) -> JobOutcome:
     """Submit a job and, if asked to, wait for its end."""
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
-        job = str(line.submit_job(recipe.written(folder)))
+        recipe.export(folder)
+        job = str(line.submit_job(str(Path(folder) / recipe.job_name)))
     if wait is None:
         return JobOutcome(job, "SUBMITTED", None)
     until, watch = time.monotonic() + wait, _LossWatch(job)

@@ -29,12 +29,11 @@ from abps.data.prepare import Prepared
 from abps.data.table import find_column, read_frame
 from abps.methods.sum_study import SumStudy
 from abps.sites.consent.sitefile import SiteFile
+from abps.sites.protocol.masking import SUMMED
 from abps.sites.store.store import Store
 
-#: Facts of a store: which patients a study of sums uses, and whose sums were opened
-#: (:class:`abps.sites.protocol.masking.SumSteps`).
+#: The fact of a store that says which patients a study of sums uses.
 _USED: Final = "used"
-OPENED: Final = "opened"
 
 #: Where digests of tables lie, beside the stores.
 FOLDER: Final = "tables"
@@ -127,6 +126,6 @@ def _earlier(store: Store) -> Iterator[tuple[str, NDArray[np.int64], list[str]]]
             continue
         with contextlib.closing(Store.look(path)) as other:
             facts = other.facts()
-        if _USED in facts and OPENED in facts:
+        if _USED in facts and SUMMED in facts:
             patients = np.frombuffer(base64.b64decode(facts[_USED]), dtype="<i8").astype(np.int64)
-            yield facts["study"], patients, json.loads(facts[OPENED])["all"]
+            yield facts["study"], patients, json.loads(facts[SUMMED])

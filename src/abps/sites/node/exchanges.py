@@ -132,7 +132,7 @@ class Exchanges:
             self._state, self._taken_from = None, ""
             self.applied.pop(round, None)
         sums = self.sums if self.masked(round) else None
-        if sums is not None and sums.opened(round) is None and (self.applied or context.store.broadcasts()):
+        if sums is not None and sums.members is None and (self.applied or context.store.broadcasts()):
             return 0  # it came after the first sum, and gets the model; a sum with it would show what it adds
         if self._own is None:
             with self._busy:

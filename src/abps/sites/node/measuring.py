@@ -185,7 +185,7 @@ class ScaleCounting:
         member = Member(name, f"{agreement.digest()}/{terms.job}/{MEASURE}")
         self.sums = MaskedSums(member, store, self.log, self._summand, EntryKind.STATISTICS, "count")
         self.sums.signer, self.sums.authority = terms.signer, terms.authority
-        self.sums.key, self.sums.leaving = str, self._pay  # a count that is made again is of the same members
+        self.sums.leaving = self._pay
         self._own: Floats | None = None  # this site's counts of the sum under way
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {

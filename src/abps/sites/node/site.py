@@ -179,22 +179,23 @@ class Site:
                 context.round.resting = not pay(self.store, context.method, due, gaps)
 
     def conclude(self, round: int, rest: int = Rest.NOT) -> list[Any]:
-        """Finish the round: [validation score, sums of the round, whether the method is done].
+        """Finish the round: [validation score, bytes sent in the round, whether the method is done].
 
         rest: why nothing was exchanged, if the scheduler knows.
         """
-        value, partners = self.finish(round, Rest(rest))
+        value = self.finish(round, Rest(rest))
         why = f"our validation {self.context.data.outcome.measure}"
         if not self._scored:
             value, why = math.nan, f"no {why[4:]}: too few patients with or without the event"
-        sums = {"bytes": self._bytes(round), "partners": len(partners)}
-        said = [value if math.isfinite(value) else None, sums]
-        self.transport.report(said, f"{why}; sums of the round: bytes and members of its exchange", round)
+        sent = [e for e in self.store.traffic(round) if e.sent and e.kind not in _NOT_COUNTED]
+        size = sum(entry.bytes for entry in sent)
+        said = [value if math.isfinite(value) else None, size]
+        self.transport.report(said, f"{why}; how many bytes we sent in the round", round)
         self.heads.give(round, self.exchanges.coordinator())
-        return [value, sums, self.context.method.finished(self.context.state)]
+        return [value, size, self.context.method.finished(self.context.state)]
 
-    def finish(self, round: int, rest: Rest) -> tuple[float, tuple[str, ...]]:
-        """Update the state, and write the round down: the validation score, and who was in the exchange."""
+    def finish(self, round: int, rest: Rest) -> float:
+        """Update the state, and write the round down; the validation score."""
         context, now, method = self.context, self.context.round, self.context.method
         context.need(round, True, "begun")
         after = self.exchanges.close(ask=rest is Rest.NOT and not now.resting)
@@ -212,7 +213,7 @@ class Site:
             context.state = state
             if after is not None and method.finished(state):
                 self.store.keep(weights=json.dumps(self._weights(state, round)))
-        return value, partners
+        return value
 
     def _weights(self, state: Any, round: int) -> dict[str, float]:
         """Where this site's model comes from at the end, as the method's audit trail says it: the shares of
@@ -242,7 +243,3 @@ class Site:
         """Whether enough patients are behind a score of the validation rows that it may leave."""
         data = self.context.data
         return may_score(data.validation.y, data.validation.patient, data.outcome, data.min_cell)
-
-    def _bytes(self, round: int) -> int:
-        """What the method has sent in a round."""
-        return sum(e.bytes for e in self.store.traffic(round) if e.sent and e.kind not in _NOT_COUNTED)

@@ -2,9 +2,9 @@
 something failed, what an operator needs to help.
 
 The failure bundle is redacted by construction: it is made of numbers, times, versions, names of members and
-words of fixed lists (checks, codes, kinds of log rows, places in our own source). No sentence of the site's
-log is copied: one may hold a path or a value of the table. The site reads the bundle, a named person releases
-it, which signs it and is recorded in the journal; the operator verifies the signature.
+words of fixed lists (checks, codes, kinds of log rows, errors, places in our own source). No sentence of the
+site's log is copied: one may hold a path or a value of the table. The site reads the bundle, a named person
+releases it, which signs it and is recorded in the journal; the operator verifies the signature.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ import csv
 import datetime
 import json
 import platform
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import abps
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.outcome import parse_outcome
 from abps.release import VERSION
 from abps.sites.consent import keys, sitefile
-from abps.sites.consent.kit import Kit, read_kit
+from abps.sites.consent.kit import read_kit
 from abps.sites.consent.preflight import checks
 from abps.sites.node.context import ledger_of
-from abps.sites.protocol.commands import Command, DeclineCode
+from abps.sites.protocol.commands import DeclineCode
 from abps.sites.store.audit import JournalEvent, heads_json
 from abps.sites.store.rows import EntryKind, LogEntry, canonical, digest
 from abps.sites.store.store import Store
@@ -115,13 +113,8 @@ PURPOSE = "failure bundle"
 #: Packages whose versions matter.
 _PACKAGES = ("grpcio", "numpy", "nvflare", "polars")
 
-#: How many log rows, decline codes and errors a bundle has at most, and bytes of a process's log are read.
-MOST, MOST_BYTES = 30, 4_000_000
-
-#: A frame of our own code in a traceback; the name of an error, without its message; a command that failed.
-_FRAME = re.compile(r'File "[^"]*?(abps/[a-z_/]+\.py)", line (\d+)')
-_ERROR = re.compile(r"\b([A-Z]\w*)\b(?=:|\n|$)")
-_COMMAND = re.compile(r"internal error in ([a-z_]+)|\b([a-z_]+) was refused")
+#: How many log rows and failures a bundle has at most.
+MOST = 30
 
 
 def failure_bundle(kit: Path) -> dict[str, Any]:
@@ -133,6 +126,7 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
         store = Path(own.store)
         lines = own.journal(given.folder).lines()
     sent = [line for line in lines if line.facts.get("code") in set(DeclineCode)][-MOST:]
+    said = ("code", "command", "error", "where")
     return {
         "schema": FAILURE_SCHEMA,
         "site": given.name,
@@ -142,36 +136,9 @@ def failure_bundle(kit: Path) -> dict[str, Any]:
             **{each.name: each.version for each in metadata.distributions() if each.name in _PACKAGES},
         },
         "checks": {check.name: str(check.state) for check in checks(given)},
-        "declined": [{"at": line.at, "code": str(line.facts["code"])} for line in sent],
-        "errors": list(_errors(given)),
+        "failures": [{"at": line.at, **{name: line.facts.get(name) for name in said}} for line in sent],
         "studies": list(_studies(store)),
     }  # fmt: skip
-
-
-def _errors(kit: Kit) -> Iterator[dict[str, Any]]:
-    """Errors in the logs of the site's processes: their names, commands, and where in our code they arose."""
-    names, source = _error_names(Exception), Path(abps.__file__).parents[1]
-    for path in sorted(kit.folder.rglob("log.json"), key=lambda p: p.stat().st_mtime)[-3:]:
-        with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - MOST_BYTES))
-            lines = stream.read().decode(errors="replace").splitlines()
-        found = [line for line in lines if "Traceback" in line or "was refused" in line]
-        for line in found[-MOST:]:
-            text = line.replace("\\n", "\n").replace('\\"', '"')
-            commands = [a or b for a, b in _COMMAND.findall(text) if (a or b) in set(Command)]
-            frames = [each for each in _FRAME.findall(text) if (source / each[0]).is_file()]
-            yield {
-                "command": commands[0] if commands else None,
-                "errors": [name for name in _ERROR.findall(text) if name in names][-2:],
-                "where": [f"{place}:{number}" for place, number in frames[-3:]],
-            }
-
-
-def _error_names(kind: type[BaseException]) -> set[str]:
-    """The names of Python's errors and of ours: no other word of a log is repeated."""
-    ours = kind.__module__ == "builtins" or kind.__module__.startswith("abps.")
-    below = {name for each in kind.__subclasses__() for name in _error_names(each)}
-    return below | ({kind.__name__} if ours else set())
 
 
 def _studies(folder: Path) -> Iterator[dict[str, Any]]:

@@ -226,11 +226,10 @@ def hello(value: Any, rounds: int) -> SiteFacts:
     return found
 
 
-def concluded(value: Any, members: int) -> tuple[float, dict[str, int], bool]:
-    """A site's validation score (-1 to 1, as an R² may be negative; or NaN), its sums, and whether its method
-    is done, at the end of a round."""
-    score, sums, done = msgspec.convert(value, tuple[float, dict[str, int], bool])
+def concluded(value: Any) -> tuple[float, int, bool]:
+    """A site's validation score (-1 to 1, as an R² may be negative; or NaN), the bytes that it sent, and
+    whether its method is done, at the end of a round."""
+    score, size, done = msgspec.convert(value, tuple[float, int, bool])
     if not math.isnan(score) and not -1 <= score <= 1:
         raise ValueError("no such score")
-    most = {"bytes": MOST_BYTES, "partners": members}
-    return score, {name: whole(sums[name], 0, high) for name, high in most.items()}, done
+    return score, whole(size, 0, MOST_BYTES), done

@@ -35,8 +35,8 @@ Floats = NDArray[np.float64]
 #: What the signature of a kit's key is for.
 PURPOSE = "key of masked sums"
 
-#: The fact of a store that says whose sums were begun, by key; and the key of those of a study.
-OPENED, ALL = "opened", "all"
+#: The fact of a store that says of which members the sums of its study are.
+SUMMED = "summed"
 
 #: Writes a row of the log: (kind, bytes, why, number, sent=True); on the disk, if it leaves.
 Write = Callable[..., None]
@@ -55,7 +55,7 @@ class MaskedSums:
 
     summand: what this site adds to a sum of these members, or an error.  kind: what the log calls it.
     objection: why a sum of these members, the first or not, is refused; empty if it is not.
-    key: sums with the same key are of the same members.  leaving: called before a summand leaves.
+    leaving: called before a summand leaves.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class MaskedSums:
         self.masker: Masker = member
         self.signer: Signer | None = None  # none in a rehearsal, as the authority's certificate
         self.authority: bytes | None = None
-        self.key: Callable[[int], str] = lambda number: ALL
         self.leaving: Callable[[], None] = lambda: None
         self.objection: Callable[[list[str], bool], str] = lambda names, first: ""
         self._number = 0
@@ -89,15 +88,15 @@ class MaskedSums:
 
     # Once in a job
 
-    def introduction(self) -> list[bytes]:
-        """This job's key, the site's certificate, and the signature under the key; the latter two are empty
-        in a rehearsal."""
+    def introduction(self) -> list[Any]:
+        """This job's key, the site's certificate, and the signature under the key (the latter two are empty
+        in a rehearsal); and of which members this site's sums are, if there was one."""
         own = [self.member.public, b"", b""]
         if self.signer is not None:
             content = self._signed(self.member.name, self.member.public)
             own[1:] = self.signer.certificate, self.signer.sign(PURPOSE, content)
         self._write(EntryKind.REPORT, sum(map(len, own)), "our key for masked sums, for all members", 0)
-        return own
+        return [*own, self.members or []]
 
     def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
         """Learn the keys of members, as the relay passes them on; for each, what checks totals, sealed. A
@@ -105,7 +104,7 @@ class MaskedSums:
         proven = {}
         for name, given in introductions.items():
             try:
-                public, certificate, signature = given
+                public, certificate, signature, *_ = given
                 if self.authority is not None:
                     signed = self._signed(name, public), signature
                     if signer_of(certificate, self.authority, PURPOSE, *signed).name != name:
@@ -138,9 +137,9 @@ class MaskedSums:
         with _refused():
             group = Group(tuple(sorted(names)), f"{self.member.context}/{number}")
         adds = self._summand(number, group.members)
-        opened = self.opened(number)
-        why = self.objection(list(group.members), opened is None)
-        if not why and opened not in (None, list(group.members)):
+        before = self.members
+        why = self.objection(list(group.members), before is None)
+        if not why and before not in (None, list(group.members)):
             why = "is of other members than an earlier one, and the difference would reveal these"
         if why:
             what = f"the sum of {self._what} {number} {why}; nothing is added to it"
@@ -157,9 +156,8 @@ class MaskedSums:
             ring = fixed_point.encode(adds, len(names))
             made = self.masker.masked(self._group, ring).astype("<u8").tobytes()
         self.leaving()
-        if self.opened(number) is None:
-            known = self._known() | {self.key(number): list(self._group.members)}
-            self._store.keep(**{OPENED: json.dumps(known)})
+        if self.members is None:
+            self._store.keep(**{SUMMED: json.dumps(self._group.members)})
         why = f"our summand of {self._what} {number}, under masks"
         self._write(self._kind, len(made), why, number)
         return made
@@ -177,12 +175,11 @@ class MaskedSums:
         """Whose summands are in the sum under way."""
         return () if self._group is None else self._group.members
 
-    def opened(self, number: int) -> list[str] | None:
-        """The members of such sums; none before the first."""
-        return self._known().get(self.key(number))
-
-    def _known(self) -> dict[str, list[str]]:
-        return dict(json.loads(self._store.facts().get(OPENED, "{}")))
+    @property
+    def members(self) -> list[str] | None:
+        """Of which members all sums are; none before the first."""
+        found: list[str] | None = json.loads(self._store.facts().get(SUMMED, "null"))
+        return found
 
 
 @contextlib.contextmanager

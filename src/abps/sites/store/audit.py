@@ -131,8 +131,7 @@ def _lost_by_restore(head: Head, restores: dict[int, int]) -> bool:
 
 def is_own(store: Store, head: Head, signer: Signer) -> bool:
     """Whether a head is one that this site signed of this study's log."""
-    facts = store.facts()
-    return head.site == facts["site"] and _is_signed(head, facts["agreement"], signer)
+    return _is_signed(head, store.facts()["agreement"], signer)
 
 
 def contradicts(store: Store, head: Head, signer: Signer) -> bool:
@@ -273,12 +272,6 @@ class Journal:
 
     def lines(self) -> list[JournalLine]:
         """All lines, oldest first; a journal that was changed is refused."""
-        old = self.path.with_name("journal.jsonl")
-        if old.is_file() and not self.path.is_file():
-            raise RequestError(
-                f"{old} was written by an older version of abps; move it and the folder of proposals away, "
-                "and decide again on what is still asked for"
-            )
         if not self.path.is_file():
             return []
         with contextlib.closing(Store.look(self.path, check=False)) as store:

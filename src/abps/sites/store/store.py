@@ -45,7 +45,7 @@ except ImportError:  # not a Unix: the check against a second writer is left out
 APPLICATION = 0x41425053
 
 #: The version of the schema below.
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 _SCHEMA = """
     CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
