@@ -272,6 +272,12 @@ class Journal:
 
     def lines(self) -> list[JournalLine]:
         """All lines, oldest first; a journal that was changed is refused."""
+        old = self.path.with_name("journal.jsonl")
+        if old.is_file() and not self.path.is_file():
+            raise RequestError(
+                f"{old} was written by an older version of abps; move it and the folder of proposals away, "
+                "and decide again on what is still asked for"
+            )
         if not self.path.is_file():
             return []
         with contextlib.closing(Store.look(self.path, check=False)) as store:
