@@ -40,7 +40,10 @@ _processes.set_forkserver_preload([__name__])  # all is loaded once, not by ever
 def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Connection) -> None:
     """A site's process, until it is killed or the hub is gone."""
     agreed = Agreement.from_json(agreement)
-    own = own_table(table, name, roles.label, agreed.book, patient=roles.patient, time=roles.time)
+    own = own_table(
+        table, name, roles.label, agreed.book, patient=roles.patient, time=roles.time, outcome=roles.outcome,
+        duration=roles.duration,
+    )  # fmt: skip
     kept = Store.open(store, name, agreed.digest(), agreed.notes())
     saying = threading.Lock()
     waiting: dict[int, queue.Queue] = {}

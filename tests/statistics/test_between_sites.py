@@ -1,15 +1,17 @@
 """Regressions between four sites with masked sums on real tables, absent members, and differencing attacks.
 
-The sites are whole sites with stores of their own, in one process with a relay between them; the same on real
-processes is in ``tests/sites/test_effects.py``.
+The sites are whole sites with stores of their own: on real tables each is a process of its own, elsewhere
+they are in one process with a relay between them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -33,6 +35,7 @@ from abps.sites.node.site import Site
 from abps.sites.store.store import Store
 from abps.statistics.evaluation import evaluate_models
 from abps.statistics.regression import regress, summary
+from sites.hub import Hub
 from sites.network import close
 from sites.test_masking import LOST, QUICK, Relay
 
@@ -100,8 +103,7 @@ class Study:
 
     def agreement(self, formula, study, names, **settings):
         rows = self.frame.filter(pl.col("site").is_in(list(names)))
-        roles = Roles(self.label, "site", self.patient, outcome=self.outcome, duration=self.duration)
-        book = codebook(federate(rows, roles, "four", MIN_CLASS), 11, min_cell=10)
+        book = codebook(federate(rows, roles_of(self), "four", MIN_CLASS), 11, min_cell=10)
         if self.method == "regression":
             settings["formula"] = formula
         return Agreement(study, self.method, book, 11, 40, settings)
@@ -132,40 +134,89 @@ def rows_of(hospitals=4, rows=160, seed=5, names=NAMES):
     )  # fmt: skip
 
 
-REAL = [
-    ("gusto.csv.gz", "died", ["age", "sysbp", "pulse"], None),
-    ("covid_mx_state_sector.csv.gz", "died", ["age", "male", "pneumonia"], None),
-    ("dialysis_rio_survival.csv.gz", "event", ["age", "start_month"], "duration"),
-]
+def roles_of(study):
+    return Roles(study.label, "site", study.patient, outcome=study.outcome, duration=study.duration)
 
 
-@pytest.mark.parametrize(("file", "label", "columns", "duration"), REAL)
-def test_four_sites_with_a_real_table_arrive_at_the_pooled_fit(
-    data, tmp_path, file, label, columns, duration
+@contextlib.contextmanager
+def processes(study, formula, **settings):
+    """Four sites of a study, each a process of its own with its own table and store."""
+    names, folder = NAMES[:4], study.folder / "effects"
+    folder.mkdir(parents=True)
+    agreement = study.counted(study.agreement(formula, "effects", names, **settings), names)
+    tables = {name: Path(study.own(name, "effects").table) for name in names}
+    hub = Hub(SimpleNamespace(names=names, tables=tables, roles=roles_of(study)), agreement, study.folder)
+    hub.start(*names)
+    try:
+        yield hub, agreement
+    finally:
+        hub.stop()
+
+
+def result_of(study, hub, name):
+    """What a site exports."""
+    store = Store.look(hub.path(name))
+    try:
+        return site_statistics(store, study.own(name, "effects"))
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "center", "label", "columns", "roles"),
+    [
+        ("gusto.csv.gz", "hospital", "died", ["age", "sysbp", "pulse"], {}),
+        ("rand_hie.csv.gz", "site", "mhi", ["xage", "female", "educdec"], {"outcome": "continuous"}),
+        (
+            "dialysis_rio_survival.csv.gz",
+            "hospital",
+            "event",
+            ["age", "start_month"],
+            {"duration": "duration"},
+        ),
+    ],
+)
+def test_four_processes_with_a_real_table_arrive_at_the_pooled_fit(
+    data, tmp_path, file, center, label, columns, roles
 ):
-    frame = split(pl.read_csv(data("hospitals") / file), "hospital")
-    keep = [label, "site", *columns, *([duration] if duration else [])]
-    known = frame.select(keep).drop_nulls()
-    study = Study(tmp_path, frame.select(keep), label, duration)
-    network, report = study.run(" + ".join(columns))
+    """Logistic, linear and Cox regressions equal statsmodels and lifelines on pooled rows to 1e-6."""
+    keep = [label, "site", *columns, *([roles["duration"]] if "duration" in roles else [])]
+    frame = split(pl.read_csv(data("hospitals") / file), center).select(keep)
+    study, known = Study(tmp_path, frame, label, **roles), frame.drop_nulls()
+    with processes(study, " + ".join(columns)) as (hub, agreement):
+        report = Scheduler(hub, agreement, 40, QUICK).run(NAMES[:4])
     x = known.select(columns).to_numpy().astype(float)
-    if duration:
+    if roles.get("duration"):
         table = pd.DataFrame(x, columns=columns).assign(
-            t=known[duration].to_numpy(), e=known[label].to_numpy(), s=known["site"].to_list()
+            t=known["duration"].to_numpy(), e=known[label].to_numpy(), s=known["site"].to_list()
         )
         theirs = CoxPHFitter().fit(table, "t", "e", strata=["s"], fit_options={"precision": 1e-13})
         beta, se = theirs.params_.to_numpy(), theirs.standard_errors_.to_numpy()
     else:
-        theirs = sm.GLM(known[label].to_numpy(), sm.add_constant(x), family=sm.families.Binomial())
-        theirs = theirs.fit(tol=1e-13)
+        family = sm.families.Gaussian() if roles else sm.families.Binomial()
+        theirs = sm.GLM(known[label].to_numpy(), sm.add_constant(x), family=family).fit(tol=1e-13)
         beta, se = theirs.params, theirs.bse
     assert report.stopped_early and report.rounds[-1].round <= 8
-    for result in study.results(network):
+    for name in NAMES[:4]:
+        result = result_of(study, hub, name)
         assert result.rows == known.height and result.taking_part == 4
         np.testing.assert_allclose([e.estimate for e in result.effects], beta, atol=1e-6)
         np.testing.assert_allclose([e.se for e in result.effects], se, atol=1e-6)
         assert not result.hospitals and not result.ratios
-    close(network)
+
+
+@pytest.mark.parametrize("absent", ["wait", "without"])
+def test_a_killed_process_is_waited_for_or_left_out_as_was_approved(tmp_path, absent):
+    study = Study(tmp_path, rows_of().select("site", "age", "died"), "died")
+    with processes(study, "age", absent=absent) as (hub, agreement):
+        hub.kill("south")
+        if absent == "wait":
+            with pytest.raises(RequestError, match="south"):
+                Scheduler(hub, agreement, 40, QUICK).run(NAMES[:4])
+            return
+        assert Scheduler(hub, agreement, 40, QUICK).run(NAMES[:4]).stopped_early
+    result = result_of(study, hub, "east")
+    assert result.taking_part == 3 and "without south" in result.notes[0]
 
 
 def test_counts_and_differences_between_sites_are_those_of_one_table(tmp_path):
@@ -268,6 +319,24 @@ def test_a_model_is_evaluated_between_sites_as_at_one_table(tmp_path):
         (path,) = found.write(tmp_path)
         assert 0.5 < json.loads(path.read_text())["auroc"]["mean"] < 1.0
     close(network)
+
+
+@pytest.mark.parametrize("method", ["table-one", "evaluation"])
+def test_nothing_of_a_hospital_below_the_minimum_cell_is_in_a_total(tmp_path, method):
+    """The attack: members who add up their own numbers take them from the totals; what is left is a small
+    hospital's. It adds nothing, so nothing is left."""
+    frame = rows_of(4).select("site", "age", "lactate", "died")
+    small = (pl.col("site") == "west") & (pl.int_range(pl.len()).over("site") >= 9)
+    frame = frame.filter(~small)
+    settings = {"predictor": "-3.2 + 0.03*age + 0.3*lactate"} if method == "evaluation" else {}
+    network, _ = Study(tmp_path / "four", frame, "died", method=method).run("", **settings)
+    with_small = totals(network)
+    close(network)
+    others = frame.filter(pl.col("site") != "west")
+    network, _ = Study(tmp_path / "three", others, "died", method=method).run("", names=NAMES[:3], **settings)
+    without = totals(network)
+    close(network)
+    np.testing.assert_allclose(with_small[0], without[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -251,15 +251,18 @@ def evaluation_program(
 ) -> SumProgram[EvaluationTotals]:
     """What one hospital does for the evaluation of a model at all: two totals, and those of the calibration.
 
-    p, y: (rows,) probabilities and outcomes.
+    p, y: (rows,) probabilities and outcomes. A hospital with fewer events or non-events than ``min_cell``
+    adds nothing.
     """
     own = _at(model, "", p, y, (), min_cell, ALL)
+    if own.rows is None:  # too few events or non-events: nothing of this hospital is in any total
+        p, y = p[:0], y[:0]
     weight = away = 0.0
     if own.auroc is not None and own.auroc_se:
         weight = (own.auroc * (1.0 - own.auroc) / own.auroc_se) ** 2
         away = float(logit(own.auroc))
     flagged = [((p >= t) & (y == kind)).sum() for t in thresholds for kind in (1, 0)]
-    sums = [1.0, len(y), y.sum(), p.sum(), ((p - y) ** 2).sum(), *flagged]
+    sums = [own.rows is not None, len(y), y.sum(), p.sum(), ((p - y) ** 2).sum(), *flagged]
     moments = [float(weight > 0), weight, weight * away, weight * away**2, weight**2]
     total = yield from split_total(np.array([*sums, *moments], dtype=np.float64))
     hospitals, rows, events, expected, squares = total[:5]

@@ -107,11 +107,14 @@ def table_program(
     quantiles: Mapping[str, Sequence[float]],
     min_cell: int,
 ) -> SumProgram[TableOne]:
-    """What one hospital does for the table of all: one total of counts, sums and squares.
+    """What one hospital does for the table of all: one total of counts, sums and squares. A hospital with
+    fewer rows than ``min_cell`` adds nothing.
 
     levels: of every column that has some.  quantiles: of the others, as they were agreed on.
     """
-    sums: list[list[float]] = [[frame.height, 1.0]]
+    if frame.height < min_cell:
+        frame = frame.clear()
+    sums: list[list[float]] = [[frame.height, float(frame.height > 0)]]
     for column in frame.columns:
         if column in levels:
             text = frame[column].cast(pl.String).drop_nulls().to_list()
