@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 import abps
+from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.streams import center_ids
 from abps.data.prepare import prepare
 from abps.methods.base import Context
@@ -92,14 +93,13 @@ def test_the_federated_regression_is_the_pooled_one_and_its_bytes_are_counted(fe
         for a, b in zip(data.test.start[:-1], data.test.start[1:])
     ]
     assert abs(run.auroc.mean - np.mean(areas)) < 0.001
-    # Every round a center sends half a matrix, a vector and two numbers, and receives a vector and a flag.
+    # In every exchange a center sends half a matrix, a vector and two numbers, and receives the coefficients,
+    # those before, and three numbers; one of the centers takes the step.
     width = 1 + data.width
-    up, down = 4 * message_size(width), 4 * (width + 1)
-    rounds = sum(b > a for a, b in zip((0, *run.history.edge_bytes), run.history.edge_bytes))
-    assert 4 <= rounds <= 10
-    header = run.bytes.edge / (rounds * data.size) - up
-    assert 0 <= header < 64
-    assert run.bytes.directed == rounds * data.size * (up + down + 2 * header)
+    up, down = 4 * message_size(width), 4 * (2 * width + 3)
+    assert 4 <= run.rounds <= 10 and run.bytes.edge == run.bytes.directed == 0
+    each = (run.bytes.control - data.agreed) / (run.rounds * (data.size - 1))
+    assert 2 * CONTROL_MESSAGE <= each - up - down < 64
 
 
 def test_references_are_deterministic_and_their_results_are_whole(federation):

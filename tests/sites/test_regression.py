@@ -12,9 +12,8 @@ from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.engine.simulate import simulate
 from abps.methods.leaving import leaving
-from abps.methods.references import GlmExact
+from abps.methods.references import GlmExact, RegressionState
 from abps.models.glm import message
-from abps.models.models import layout_of
 from abps.sites.consent.sitefile import Policy
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Timeouts
@@ -116,17 +115,9 @@ def test_no_small_cell_is_in_the_sums(six):
     world_sums = told.copy()
     world_sums[few] = 0.0
     made = simulate(six.together, "glm-exact", 11, 1, {"standardise": "own", "min_cell": 10})
-    total = world_sums.astype(np.float64).sum(axis=0)
-    _, memory = method.serve(
-        np.zeros(1, dtype=np.float32), _server(), (total[None],), np.ones(1, dtype=np.float32), 1
-    )
-    np.testing.assert_allclose(made.models[0], np.roll(memory.w, -1), atol=1e-6)
-
-
-def _server():
-    from abps.methods.star import Server
-
-    return Server()
+    start = RegressionState(np.zeros((1, len(w)), dtype=np.float32), w, w)
+    after = method.step(start, world_sums.astype(np.float64).sum(axis=0))
+    np.testing.assert_allclose(made.models[0], np.roll(after.w, -1), atol=1e-6)
 
 
 def test_what_is_asked_of_a_site_is_allowed_and_shown(four):
@@ -148,5 +139,3 @@ def test_what_is_asked_of_a_site_is_allowed_and_shown(four):
     assert shown["curvature of the intercept and the intercept"].value == pytest.approx(
         0.25 * data.train.sizes[0]
     )
-    layout = layout_of(agreement.configured().training.factory(data.width))
-    assert agreement.configured().uploads(layout) == (len(sums),)

@@ -156,15 +156,13 @@ class RunState:
         sent = tuple(
             method.line.deliver(context, message, method.number(k, t, layout)) for k, message in enumerate(up)
         )
-        if self.attackers is not None and up:
+        if self.attackers is not None:
             sent = (self.attackers.arrived(up[0], sent[0]), *sent[1:])
         if method.noted:
             sent = with_notes(sent, method.note(context, trained))
         sizes, start, some = context.sizes(), context.learner.start, np.arange(n)
-        trusted = here
-        if method.sends_models:
-            far = distances(sent[0], start)
-            trusted = here & plausible(far, np.full(n, np.median(far[here & np.isfinite(far)])))
+        far = distances(sent[0], start)
+        trusted = here & plausible(far, np.full(n, np.median(far[here & np.isfinite(far)])))
         if not trusted.all():
             some = np.flatnonzero(trusted)
             sent, sizes = tuple(message[some] for message in sent), sizes[some]
@@ -182,12 +180,10 @@ class RunState:
 
     def _attacked(self, up: tuple[Weights, ...], t: int) -> tuple[Weights, ...]:
         """What attackers make of what centers send to a server; before training they have what it sent."""
-        if self.attackers is None or not up:
+        if self.attackers is None:
             return up
-        before = None
-        if cast(StarMethod, self.method).sends_models:
-            before = self.state.models[:, : up[0].shape[1]]
-        attackers = self.attackers if before is None else replace(self.attackers, received=before)
+        before = self.state.models[:, : up[0].shape[1]]
+        attackers = replace(self.attackers, received=before)
         spoiled: Weights = attackers.sent(up[0], before, self.context, t)
         return (spoiled, *up[1:])
 
@@ -196,12 +192,12 @@ class RunState:
     ) -> tuple[RunState, RoundResult]:
         """A round in which the server sees the sum of what is sent, and nothing else."""
         method, context = cast(StarMethod, self.method), self.context
-        traffic = masked_cost(method.line, context.n, *lengths) if up else Traffic()
+        traffic = masked_cost(method.line, context.n, *lengths)
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
         up = self._attacked(up, t)
         sent, say = up, context.sizes()
-        if up and method.adds is not None:
+        if method.adds is not None:
             sent, say = masked(up, context.sizes(), method.adds)  # type: ignore[arg-type]
         replies, memory = method.serve(context.learner.start, self.server, sent, say, t)
         return self._served(trained, replies, memory, np.arange(context.n), traffic, t)

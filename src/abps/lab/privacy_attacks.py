@@ -38,6 +38,7 @@ from abps.engine.rounds import RunState
 from abps.methods.accounting import with_noise
 from abps.methods.base import Context, Method
 from abps.methods.coordinated import Broadcast, CoordinatedMethod
+from abps.methods.references import GlmExact
 from abps.methods.settings import names, with_settings
 from abps.methods.star import StarMethod
 from abps.models.learners import Learner, learner_for
@@ -85,7 +86,7 @@ def protections(config: Method, budgets: Sequence[float]) -> list[Protection]:
 
 def attackable(method: Method) -> bool:
     """Whether centers send models that were trained on their rows, or sums over them, which attacks read."""
-    return method.kind != "alone" and not (isinstance(method, StarMethod) and method.asks)
+    return method.kind != "alone" and not isinstance(method, GlmExact)
 
 
 def fitting(data: Prepared, sizes: Sequence[int]) -> list[int]:

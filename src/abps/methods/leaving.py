@@ -60,12 +60,12 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
         found += [Value("metadata", name, float(v)) for name, v in zip(published.names, published.vectors[0])]
     if isinstance(method, GlmExact):
         found += _sums(method, with_derived(method, context))
-    elif method.kind not in ("alone", "coordinated"):
+    elif isinstance(method, CoordinatedMethod):
+        found += _uploads(method, with_derived(method, context))
+    elif method.kind != "alone":
         shared = method.line.shared(context)
         size = frame_size(codec(method.line.codec), shared)
         found.append(Value("weights", f"{size} bytes as {method.line.codec}", float(shared), "every round"))
-    if isinstance(method, CoordinatedMethod):
-        found += _uploads(method, with_derived(method, context))
     return tuple(found)
 
 
@@ -93,7 +93,7 @@ def _sums(method: GlmExact, context: Context) -> list[Value]:
     """The sums of a regression at coefficients of zero, which all begin with; later ones follow from all
     centers' totals."""
     state = method.init(context)
-    sums = method.upload(context, state, state, 1)[0][0].tolist()
+    sums = method.upload(context, state, 1).values[0].tolist()
     names = ("the intercept", *context.data.columns)
     half = zip(*np.triu_indices(len(names)))
     labels = [f"curvature of {names[i]} and {names[j]}" for i, j in half]

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core.arrays import Weights, repeated
+from abps.core.arrays import repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Method, Models, Stopping
-from abps.methods.star import Adding, Server, StarMethod
-from abps.models.glm import message, message_size, newton_step, width_of, with_intercept
-from abps.models.layout import Layout
+from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
+from abps.models.glm import message, newton_step, with_intercept
 from abps.models.metrics import Segments
 from abps.models.tabular import TableModel, fit_table
 from abps.models.training import Training
 from abps.privacy.small_counts import without_small
+from abps.wire.number_lists import Field, NumberList
 
 if TYPE_CHECKING:
     from abps.models.learners import Learner
@@ -153,12 +153,10 @@ class PooledBest(TableReference):
 
 
 @dataclass(frozen=True, eq=False)
-class RegressionMemory:
-    """What the server of a federated regression remembers.
-
-    w: (1 + columns,) coefficients that centers are asked about.  base, before: the coefficients from which
-    the last step was taken, and the loss there.  penalty: by evidence.  done: w is final.
-    """
+class RegressionState(Models):
+    """models: (r, columns + 1) the coefficients that centers sum at, the intercept last, as linear models
+    have it.  w: (1 + columns,) the same, the intercept first.  base, before: the coefficients from which the
+    last step was taken, and the loss there.  penalty: by evidence.  done: w is final."""
 
     w: Floats
     base: Floats
@@ -167,22 +165,9 @@ class RegressionMemory:
     done: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Asked(Models):
-    """models: (r, columns + 1) the coefficients that the server asks about, the intercept last, as linear
-    models have it.  done: they are final."""
-
-    done: bool = False
-
-    @property
-    def w(self) -> Floats:
-        """(1 + columns,) the coefficients, the intercept first."""
-        return np.roll(self.models[0].astype(np.float64), 1)
-
-
 @dataclass(frozen=True)
-class GlmExact(StarMethod):
-    """The pooled ridge regression from sums: each round one Newton step, all centers' X'WX and gradient.
+class GlmExact(CoordinatedMethod):
+    """The pooled ridge regression from sums: each exchange one Newton step, all centers' X'WX and gradient.
 
     The penalty maximises the evidence of all rows, for which the sums of a Newton step suffice. The steps end
     when one would lower the loss by less than :data:`NEGLIGIBLE_GAIN`.
@@ -193,15 +178,9 @@ class GlmExact(StarMethod):
 
     only_binary: ClassVar[str] = "its sums are those of a logistic regression; leave it out"
 
-    #: Sums over rows, which grow with a center.
-    sends_models: ClassVar[bool] = False
-    asks: ClassVar[bool] = True
-
     training: Training = field(default_factory=lambda: Training(standardise="common", model="linear"))
 
     fitted: ClassVar[bool] = True
-
-    keeps = RegressionMemory
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,17 +193,13 @@ class GlmExact(StarMethod):
                 "clip and dp_epsilon out, or choose fedavg"
             )
 
-    def uploads(self, layout: Layout) -> tuple[int, ...]:
-        """One message of sums."""
-        return (message_size(layout.size),)
+    def sums_only(self, t: int) -> bool:
+        """Always."""
+        return True
 
-    def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
-        """Whether they are final, and the coefficients."""
-        return (1 + layout.size,)
-
-    def over(self, memory: RegressionMemory | None) -> bool:
+    def finished(self, state: RegressionState) -> bool:
         """Whether the coefficients are final."""
-        return memory is not None and memory.done
+        return state.done
 
     def derived(self, context: Context) -> tuple[Rows, NDArray[np.bool_]]:
         """Training rows as sums may include them, and (centers,) which centers send zeros.
@@ -238,78 +213,50 @@ class GlmExact(StarMethod):
         x = np.where(np.repeat(kept, train.sizes, axis=0), train.x, np.float32(0.0))
         return replace(train, x=x), few
 
-    def init(self, context: Context) -> Asked:
+    def init(self, context: Context) -> RegressionState:
         """All zero."""
-        return Asked(np.zeros((context.r, 1 + context.data.width), dtype=np.float32))
+        zero = np.zeros(1 + context.data.width)
+        return RegressionState(np.zeros((context.r, len(zero)), dtype=np.float32), zero, zero)
 
-    def train(self, context: Context, state: Asked, t: int, alone: bool) -> Asked:
-        """Nothing: what a center does is to sum."""
-        return state
-
-    @property
-    def adds(self) -> Adding | None:
-        """Sums, as they are."""
-        return "total"
-
-    def upload(self, context: Context, state: Asked, trained: Asked, t: int) -> tuple[Weights, ...]:
-        """The sums at the coefficients that were asked about; nothing once they are final."""
-        if state.done:
-            return ()
+    def upload(self, context: Context, state: RegressionState, t: int) -> Upload:
+        """The sums at the coefficients."""
         train, few = context.derived
         sums = message(train, state.w)
         sums[few] = 0.0
-        return (sums,)
+        return Upload.encode(list(sums), [(Field("single", sums.shape[1]),)] * len(sums))
 
-    def serve(
-        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
-    ) -> tuple[tuple[Weights, ...], Any]:
-        """Whether the coefficients are final, and these or the next ones to ask about."""
-        if not sent:
-            return (), server.memory
-        total = sent[0].astype(np.float64).sum(axis=0)
-        memory = server.memory
-        if memory is None:
-            zero = np.zeros(width_of(len(total)))
-            memory = RegressionMemory(zero, zero)
-        memory = self.step(memory, total)
-        reply = np.concatenate([[memory.done], memory.w])
-        return (reply.astype(np.float32),), memory
+    def aggregate(self, context: Context, state: RegressionState, uploads: Floats, t: int) -> Broadcast:
+        """The next coefficients, and what all need to go on."""
+        after = self.step(state, np.nansum(uploads, axis=0))
+        values = np.concatenate([after.w, after.base, [after.before, after.penalty, after.done]])
+        return Broadcast(NumberList.of(values, (Field("single", len(values)),)))
 
-    def step(self, state: RegressionMemory, total: Floats) -> RegressionMemory:
-        """What the server makes of the sums at the coefficients that it asked about."""
+    def step(self, state: RegressionState, total: Floats) -> RegressionState:
+        """After the sums of all at the coefficients; the models are as they were."""
         now, old = (
             float(loss + 0.5 * state.penalty * (w[1:] ** 2).sum())
             for loss, w in ((total[-2], state.w), (state.before, state.base))
         )
         if now > old * (1.0 + 1e-6):  # too far
-            return replace(state, w=_as_sent(0.5 * (state.w + state.base)))
+            return replace(state, w=0.5 * (state.w + state.base))
         w, penalty, gain = newton_step(total, state.w, state.penalty)
-        return replace(
-            state,
-            w=_as_sent(w),
-            base=state.w,
-            before=float(total[-2]),
-            penalty=penalty,
-            done=gain < NEGLIGIBLE_GAIN,
-        )
+        done, before = gain < NEGLIGIBLE_GAIN, float(total[-2])
+        return replace(state, w=w, base=state.w, before=before, penalty=penalty, done=done)
 
-    def receive(
-        self, context: Context, state: Asked, trained: Asked, down: tuple[Weights, ...], t: int
-    ) -> Asked:
+    def apply_broadcast(
+        self, context: Context, state: RegressionState, broadcast: Broadcast, t: int
+    ) -> RegressionState:
         """The coefficients to go on with."""
-        if not down:
-            return state
-        w = np.roll(down[0][1:], -1)  # the intercept is the last
-        return Asked(repeated(w, context.r).copy(), bool(down[0][0]))
+        values, width = broadcast.common.values, len(state.w)
+        if len(values) != 2 * width + 3:
+            raise ValueError("no coefficients of such a regression")
+        w, base, (before, penalty, done) = np.split(values, (width, 2 * width))
+        models = np.tile(np.roll(w, -1).astype(np.float32), (context.r, 1))  # the intercept is the last
+        return RegressionState(models, w, base, float(before), float(penalty), bool(done))
 
-    def logits(self, context: Context, state: Asked, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: RegressionState, rows: Rows) -> Segments:
         """The one regression on all rows."""
         return Segments(with_intercept(rows.x) @ state.w, rows.start)
-
-
-def _as_sent(w: Floats) -> Floats:
-    """Centers see four-byte numbers; so must the server."""
-    return w.astype(np.float32).astype(np.float64)
 
 
 def categories(data: Prepared) -> NDArray[np.int64]:

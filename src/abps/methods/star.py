@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,8 @@ from abps.wire.codecs import codec, frame_size
 if TYPE_CHECKING:
     from abps.models.layout import Layout
 
-#: How uploads are added up: weighted by training rows, uniformly, or as they are.
-Adding = Literal["size", "uniform", "total"]
+#: How uploads are added up: weighted by training rows, or uniformly.
+Adding = Literal["size", "uniform"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,22 +61,11 @@ class StarMethod(Method, ABC):
     #: Whether a number of its own travels with what a center sends.
     noted: ClassVar[bool] = False
 
-    #: Whether the first message is a model, whose distance from the common start can be judged.
-    sends_models: ClassVar[bool] = True
-
-    #: Whether centers send sums over their rows at what the server sent last. Who has not got that cannot
-    #: answer; and sums of two lists of centers would show the few by which these differ.
-    asks: ClassVar[bool] = False
-
-    #: What the server's memory is, for methods that have one.
-    keeps: ClassVar[type | None] = None
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.participation < 1 and (self.asks or self.privacy.secure):
+        if self.participation < 1 and self.privacy.secure:
             raise RequestError(
-                f"participation={self.participation}: sums that are exact or masked need every center; "
-                "leave participation out"
+                f"participation={self.participation}: masked sums need every center; leave participation out"
             )
 
     kind = "star"
@@ -125,10 +114,6 @@ class StarMethod(Method, ABC):
     @abstractmethod
     def receive(self, context: Context, state: Any, trained: Any, down: tuple[Weights, ...], t: int) -> Any:
         """The state after what came down: per message (columns,), or (r, columns) where each got its own."""
-
-    def over(self, memory: Any) -> bool:
-        """Whether the server has nothing more to ask."""
-        return False
 
     def number(self, k: int, t: int, layout: Layout) -> int:
         """The number of the k-th message of round t: no two messages share random bits."""
@@ -191,14 +176,10 @@ def summands(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> Floats:
     return np.concatenate([*parts, weight[:, None]], axis=1)
 
 
-def from_sum(total: Floats, lengths: Sequence[int], adding: Adding) -> tuple[tuple[Weights, ...], Weights]:
+def from_sum(total: Floats, lengths: Sequence[int]) -> tuple[tuple[Weights, ...], Weights]:
     """The average and total weight as one sender's message, for a server that has seen the sum alone."""
     weight = float(total[-1])
     parts = np.split(total[:-1], np.cumsum(lengths)[:-1])
-    if adding == "total":
-        # Sums of a regression keep their double precision.
-        exact = tuple(cast(Weights, part[None].copy()) for part in parts)
-        return exact, np.array([weight], dtype=np.float32)
     means = (part[None] / max(weight, 1e-12) for part in parts)
     return tuple(mean.astype(np.float32) for mean in means), np.array([weight], dtype=np.float32)
 
@@ -207,4 +188,4 @@ def masked(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> tuple[tupl
     """What a server sees of messages (centers, columns) under masks: bit for bit the sum that a real secure
     aggregation gives, each summand rounded to a millionth."""
     total = fixed_point.exact_sum(summands(sent, sizes, adding))
-    return from_sum(total, [message.shape[1] for message in sent], adding)
+    return from_sum(total, [message.shape[1] for message in sent])

@@ -6,8 +6,6 @@ no row leaves a center. (DataSHIELD and vantage6 fit generalised linear models i
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,15 +23,6 @@ def message_size(width: int) -> int:
     11
     """
     return (width * (width + 1)) // 2 + width + 2
-
-
-def width_of(numbers: int) -> int:
-    """The number of coefficients that a message of so many numbers is about.
-
-    >>> width_of(message_size(65))
-    65
-    """
-    return (math.isqrt(8 * numbers - 7) - 3) // 2  # 8 numbers - 7 = (2 width + 3)²
 
 
 def message(train: Rows, w: Floats) -> NDArray[np.float32]:

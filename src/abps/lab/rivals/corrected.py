@@ -41,9 +41,6 @@ class FedAvgM(StarMethod):
     beta: float = 0.9
     server_lr: float = 1.0
 
-    #: What the server keeps.
-    keeps = Momentum
-
     limits: ClassVar = {"beta": (0.0, math.nextafter(1.0, 0.0)), "server_lr": POSITIVE}
     searched: ClassVar = {"beta": (0.5, 0.9)}
 
@@ -114,9 +111,6 @@ class FedDyn(StarMethod):
     alpha: float | None = None
     codec: str = "fp32"
     weighting: Weighting = "size"
-
-    #: What the server keeps.
-    keeps = DriftTerm
 
     limits: ClassVar = {"alpha": POSITIVE}
 

@@ -34,7 +34,7 @@ from abps.methods.sum_study import SumStudy
 from abps.wire.codecs import CODECS
 
 #: Methods with a server that sites can be themselves: what a center does with the answer needs nothing else.
-_STARS = (FedAvg, FedProx, GlmExact)
+_STARS = (FedAvg, FedProx)
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,19 @@ def _between_sites(name: str, method: Method) -> CoordinatedMethod:
         why = "a coordinator would see exact counts of single sites; leave secure=no out"
     if isinstance(method, StarMethod) and method.participation < 1:
         why = "participation is for simulations; leave it out"
+    if isinstance(method, GlmExact) and not method.privacy.secure:
+        why = "a coordinator would see the sums of each site; set secure=yes"
     if isinstance(method, CoordinatedMethod) and not why:
         return method
     if isinstance(method, StarMethod) and not why:
         if not method.privacy.secure:
             why = "a coordinator would see the models of each site; set secure=yes"
-        elif type(method) not in _STARS or method.adds is None or method.line != Wire():
+        elif (
+            not isinstance(method, FedAvg)
+            or type(method) not in _STARS
+            or method.adds is None
+            or method.line != Wire()
+        ):
             why = "it needs more than sums of whole models"
         else:
             return StarExchange(method.training, method.stop, None, method.privacy, method)
