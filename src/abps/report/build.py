@@ -17,8 +17,7 @@ from abps.report.answer import PLAIN_NAMES, FirstScreen, bytes_of, first_screen
 from abps.report.clinical_part import ClinicalPart, clinical_part, within
 from abps.report.document import render
 from abps.report.figures import Drawing, draw_all
-from abps.report.forest import ForestPlot, forest
-from abps.report.hospitals import HospitalStory, hospitals_of
+from abps.report.hospitals import ForestPlot, HospitalStory, forest, hospitals_of
 from abps.report.privacy import PrivacyPart, privacy_part
 from abps.report.study_tables import headline, spoken
 from abps.study.compare import Study

@@ -47,7 +47,6 @@ def render(template: str, **context: Any) -> str:
         "signed": tables.signed,
         "span": tables.span,
         "in_ten": tables.in_ten,
-        "times": tables.times,
         "volume": tables.volume,
     }
     environment.filters |= filters

@@ -57,20 +57,6 @@ def signed(value: float, digits: int = 3) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
-def times(value: float) -> str:
-    """A multiple of FedAvg's bytes, with enough digits to show small ones.
-
-    >>> times(1.5), times(0.0312), times(0.00004), times(0.0)
-    ('1.50×', '0.031×', '0.000040×', '0×')
-    """
-    if not math.isfinite(value):
-        return NOTHING
-    if value == 0:
-        return "0×"
-    digits = 2 if abs(value) >= 0.1 else 1 - math.floor(math.log10(abs(value)))
-    return f"{value:.{digits}f}×"
-
-
 def volume(megabytes: float) -> str:
     """An amount of data in the unit that suits it.
 

@@ -29,7 +29,7 @@ from abps.engine.simulate import Metric
 from abps.methods.base import Method
 from abps.methods.catalog import find
 from abps.study.execute import Executor, run_study, tuned
-from abps.study.export import to_mlflow, to_tensorboard
+from abps.study.export import to_mlflow
 from abps.study.plan import Plan, PlannedRun, Request, Source, StudyOptions, make_plan, request_of
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder, StudyRecord, record_of
@@ -79,10 +79,6 @@ class Study:
     def to_mlflow(self, experiment: str, uri: str | None = None) -> list[str]:
         """Write all runs to an MLflow experiment (:func:`abps.study.export.to_mlflow`); returns their ids."""
         return to_mlflow([(planned.label, run) for planned, run in self.runs], experiment, uri)
-
-    def to_tensorboard(self, folder: Path | str) -> list[Path]:
-        """Write all runs as TensorBoard's event files; returns the folder of each."""
-        return to_tensorboard([(planned.label, run) for planned, run in self.runs], folder)
 
     def tables(self) -> list[Table]:
         """The headline of every federation: accuracy, bytes, and what may be said of them."""

@@ -1,12 +1,10 @@
-"""Runs in the tools that people keep records with: MLflow (``abps[mlflow]``) and TensorBoard event files
-(``abps[tensorboard]``)."""
+"""Runs in the tool that people keep records with: MLflow (``abps[mlflow]``)."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
@@ -52,26 +50,6 @@ def to_mlflow(runs: Iterable[tuple[str, Run]], experiment: str, uri: str | None 
     return ids
 
 
-def to_tensorboard(runs: Iterable[tuple[str, Run]], folder: Path | str) -> list[Path]:
-    """Write every run's history as event files, a folder for each run; returns the folders."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise RequestError("event files need TensorBoard's package; install abps[tensorboard]") from error
-    places = []
-    for label, run in runs:
-        place = Path(folder) / f"{_name(run.data.name)}" / f"{_name(label)}-s{run.seed}"
-        writer = EventFileWriter(str(place))
-        for key, value, step in _scalars(run):
-            summary = Summary(value=[Summary.Value(tag=key, simple_value=value)])
-            writer.add_event(Event(step=step, summary=summary))
-        writer.close()
-        places.append(place)
-    return places
-
-
 def _scalars(run: Run) -> Iterator[tuple[str, float, int]]:
     """Numbers of a run as (name, value, round): round by round, then the result, in all and by center."""
     history = run.history
@@ -111,5 +89,5 @@ def _settings(label: str, run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _name(text: str) -> str:
-    """A name as both tools allow it."""
+    """A name as MLflow allows it."""
     return re.sub(r"[^\w\-. /]+", "-", text).strip("-")
