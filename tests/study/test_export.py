@@ -3,7 +3,7 @@
 import pytest
 
 import abps
-from abps.study.export import to_mlflow
+from abps.study.compare import to_mlflow
 
 
 @pytest.fixture(scope="module")
