@@ -1,4 +1,4 @@
-"""Runs that go on: callbacks, warm starts, and centers drawn for every round."""
+"""Runs that go on: callbacks, checkpoints, warm starts, and centers drawn for every round."""
 
 import numpy as np
 import polars as pl
@@ -15,6 +15,45 @@ from abps.methods.star import StarMethod
 @pytest.fixture(scope="module")
 def icu():
     return abps.load("icu-synthetic:centers=8,stays=1600")
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavgm", "scaffold", "abps-pq-k1", "random-k1", "abps-plus"])
+def test_an_interrupted_run_goes_on_to_the_same_result(icu, method, tmp_path):
+    rounds = None if method == "abps-plus" else 4
+    whole = abps.simulate(icu, method, rounds=rounds)
+    seen = []
+
+    def die(report):
+        seen.append(report.round)
+        if report.round == 2:
+            raise Killed
+
+    file = tmp_path / "run.checkpoint"
+    with pytest.raises(Killed):
+        abps.simulate(icu, method, rounds=rounds, checkpoint=file, callback=die)
+    again = abps.simulate(
+        icu, method, rounds=rounds, checkpoint=file, callback=lambda r: seen.append(r.round)
+    )
+    assert seen == list(range(1, whole.rounds + 1))
+    assert np.array_equal(whole.models, again.models) and whole.history == again.history
+    assert whole.decisions.equals(again.decisions) and whole.center_history().equals(again.center_history())
+    assert whole.bytes == again.bytes
+
+
+def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(icu, tmp_path):
+    file = tmp_path / "run.checkpoint"
+    abps.simulate(icu, "fedavg", rounds=1, checkpoint=file)
+    with pytest.raises(RequestError, match="another run"):
+        abps.simulate(icu, "fedavg", rounds=1, seed=12, checkpoint=file)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(RequestError, match="cannot be read"):
+        abps.simulate(icu, "fedavg", rounds=1, checkpoint=file)
+    with pytest.raises(RequestError, match="attacks"):
+        abps.simulate(icu, "fedavg", rounds=1, attack="sign-flip:share=0.3", checkpoint=tmp_path / "x")
 
 
 def test_a_callback_sees_every_round_and_may_end_the_run(icu):

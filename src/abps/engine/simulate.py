@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
 import numpy as np
@@ -19,6 +20,7 @@ from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Prepared, prepare
 from abps.data.split import assign_folds, fold_split
+from abps.engine import checkpoint as checkpoints
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.track import RoundReport, Track, row_scores
@@ -56,6 +58,7 @@ class RunOptions(TypedDict, total=False):
     progress: called after every round with (round, rounds at most, mean validation score).
     callback: called after every round with a :class:`abps.engine.track.RoundReport`; true ends the run.
     warm_start: an earlier run, or models (centers, P), to start from instead of the common start.
+    checkpoint: a file that keeps the run after every round; where it is there, the run goes on from it.
     """
 
     engine: str
@@ -67,6 +70,7 @@ class RunOptions(TypedDict, total=False):
     progress: Progress | None
     callback: Callable[[RoundReport], bool | None] | None
     warm_start: Run | NDArray[np.float32] | None
+    checkpoint: str | Path | None
 
 
 def simulate(
@@ -194,13 +198,19 @@ def _play(request: _Request, context: Context, attackers: Any) -> tuple[RunState
     start = options.get("warm_start")
     if start is not None:
         state = _warmed(state, start.models if isinstance(start, Run) else start)
-    best, progress, callback = state.state, options.get("progress"), options.get("callback")
-    for t in range(1, config.stop.rounds + 1):
+    best, done, keep = state.state, 0, options.get("checkpoint")
+    run = "" if keep is None else checkpoints.identity(state, request.federation.about(), request.name)
+    if keep is not None:
+        state, best, done = checkpoints.read(Path(keep), run, state, track)
+    progress, callback = options.get("progress"), options.get("callback")
+    for t in range(done + 1, config.stop.rounds + 1):
         if t > 1 and (config.stop.over(t - 1, track.record.best) or config.finished(state.state)):
             break
         state, result = state.round(t)
         if track.add(state, result):
             best = state.state
+        if keep is not None:
+            checkpoints.write(Path(keep), run, state, best, track)
         if progress is not None:
             progress(t, config.stop.rounds, mean_over_centers(track.record.validation[-1])[0])
         if callback is not None and callback(track.report(state, config.stop.rounds)):

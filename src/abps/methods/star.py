@@ -61,6 +61,9 @@ class StarMethod(Method, ABC):
     #: Whether a number of its own travels with what a center sends.
     noted: ClassVar[bool] = False
 
+    #: What the server's memory is, for methods that have one.
+    keeps: ClassVar[type | None] = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.participation < 1 and self.privacy.secure:

@@ -41,6 +41,7 @@ class FedAvgM(StarMethod):
     beta: float = 0.9
     server_lr: float = 1.0
 
+    keeps = Momentum
     limits: ClassVar = {"beta": (0.0, math.nextafter(1.0, 0.0)), "server_lr": POSITIVE}
     searched: ClassVar = {"beta": (0.5, 0.9)}
 
@@ -112,6 +113,7 @@ class FedDyn(StarMethod):
     codec: str = "fp32"
     weighting: Weighting = "size"
 
+    keeps = DriftTerm
     limits: ClassVar = {"alpha": POSITIVE}
 
     @property
