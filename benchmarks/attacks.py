@@ -18,7 +18,7 @@ import numpy as np
 
 import abps
 from abps.core.streams import center_ids
-from abps.lab.attacks import NAMES, parse
+from abps.lab.attacks import NAMES, attackers_of
 
 
 def honest_mean(run: abps.Run, honest: set[str]) -> float:
@@ -46,7 +46,7 @@ def main() -> None:
         if args.label
         else abps.load(args.data)
     )
-    attackers = parse(f"nan:share={args.share}").attackers(args.seed, center_ids(federation.centers))
+    attackers = attackers_of(f"nan:share={args.share}", args.seed, center_ids(federation.centers)).who
     honest = {name for name, bad in zip(federation.centers, attackers, strict=True) if not bad}
     with args.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -80,9 +80,9 @@ def test_scores_are_derivatives_of_the_summed_loss():
     for k in range(4):
         shift = np.zeros((1, 4))
         shift[0, k] = 1e-4
-        up = common_sums(rows, CommonModel(mean + shift, variance)).loss
-        down = common_sums(rows, CommonModel(mean - shift, variance)).loss
-        assert found.score[:, 0, k] == pytest.approx(-(up - down) / 2e-4, abs=2e-2)
+        up = common_sums(rows, CommonModel(mean + shift, variance))["loss"]
+        down = common_sums(rows, CommonModel(mean - shift, variance))["loss"]
+        assert found["score"][:, 0, k] == pytest.approx(-(up - down) / 2e-4, abs=2e-2)
 
 
 def test_curvature_is_the_second_derivative_of_the_profiled_loss():
@@ -94,8 +94,8 @@ def test_curvature_is_the_second_derivative_of_the_profiled_loss():
     for k in range(4):
         shift = np.zeros((1, 4))
         shift[0, k] = 1e-3
-        up = common_sums(rows, CommonModel(mean + shift, variance)).score[0, 0]
-        down = common_sums(rows, CommonModel(mean - shift, variance)).score[0, 0]
+        up = common_sums(rows, CommonModel(mean + shift, variance))["score"][0, 0]
+        down = common_sums(rows, CommonModel(mean - shift, variance))["score"][0, 0]
         assert found[k] == pytest.approx(-(up - down) / 2e-3, abs=0.02)
 
 
@@ -123,8 +123,8 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
             common_losses(rows, CommonModel(fit.part_of_step(part).reshape(1, q), variance))[0]
             for part in hierarchical.FRACTIONS
         ]
-        assert losses[0] == pytest.approx(sums.loss[0])
-        fit = hierarchical.quasi_newton_step(fit, sums.score[0].ravel(), np.array(losses))
+        assert losses[0] == pytest.approx(sums["loss"][0])
+        fit = hierarchical.quasi_newton_step(fit, sums["score"][0].ravel(), np.array(losses))
     ridge = float(fit.penalty[0])
     oracle = linear_model.LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(rows.x, rows.y)
     assert fit.point[:5] == pytest.approx(oracle.coef_[0], abs=5e-3)
@@ -188,7 +188,7 @@ def test_bad_rows_stay_finite(sizes):
     rows = CenterRows(x, y, rows.start, rows.family)
     prior = CommonModel(np.zeros((1, 5)), np.full((1, 5), 0.5))
     sums = common_sums(rows, prior)
-    assert np.isfinite(sums.score).all() and np.isfinite(sums.loss).all()
+    assert np.isfinite(sums["score"]).all() and np.isfinite(sums["loss"]).all()
     for i in range(4):
         found = posterior(rows.design(i), rows.outcomes(i), rows.family, prior)
         assert np.isfinite(found.model).all() and np.isfinite(found.evidence)

@@ -347,8 +347,7 @@ def start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
     """
     local = local_of(context, state)
     rows, q, common = local.rows, local.q, common_model(state, local)
-    sums = hierarchical.common_sums(rows, common)
-    values = {"score": sums.score, "shift": sums.shift, "doubt": sums.doubt}
+    values = hierarchical.common_sums(rows, common)
     values |= {"rows": rows.sizes.astype(np.float64), "members": np.ones(rows.n)}
     diagonal, middle = np.zeros((rows.n, q)), np.zeros((rows.n, q))
     senders = secure | curvature_senders(context, q)[context.local_index]
@@ -451,8 +450,8 @@ def sums_along(
 
     sums = hierarchical.common_sums(rows, common(1.0))
     parts = [hierarchical.common_losses(rows, common(part)) for part in hierarchical.FRACTIONS[1:]]
-    losses = np.stack([sums.loss, *parts], axis=1)
-    return {"score": sums.score.reshape(rows.n, -1), "losses": losses, "raw": sums.raw}
+    losses = np.stack([sums["loss"], *parts], axis=1)
+    return {"score": sums["score"].reshape(rows.n, -1), "losses": losses, "raw": sums["raw"]}
 
 
 def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:

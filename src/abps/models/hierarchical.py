@@ -121,22 +121,6 @@ class CommonModel:
         return np.asarray(self.variance[:, -1])
 
 
-@dataclass(frozen=True, eq=False)
-class CenterSums:
-    """What n centers compute at a common model with their own intercepts; every field is a sum over rows.
-
-    loss: (n,) negative log-posterior with the intercept's prior.  score: (n, terms, columns + 1).
-    shift: (n, terms) intercepts' deviations.  doubt: (n, terms) their posterior variances.
-    raw: (n,) losses alone, in the family's unit.
-    """
-
-    loss: Floats
-    score: Floats
-    shift: Floats
-    doubt: Floats
-    raw: Floats
-
-
 def fit_intercepts(rows: CenterRows, common: CommonModel) -> tuple[Floats, Floats, Floats]:
     """Every center's intercept at the common coefficients: deviations (n, terms), their posterior covariance
     (n, terms, terms), and the outputs (rows, outputs) that result."""
@@ -176,18 +160,25 @@ def fit_intercepts(rows: CenterRows, common: CommonModel) -> tuple[Floats, Float
     return shift, inverse, z
 
 
-def common_sums(rows: CenterRows, common: CommonModel) -> CenterSums:
-    """What every center adds to the federation's sums at a common model."""
+def common_sums(rows: CenterRows, common: CommonModel) -> dict[str, Floats]:
+    """What n centers add to the federation's sums at a common model, with their own intercepts.
+
+    loss: (n,) negative log-posterior with the intercept's prior.  raw: (n,) losses alone, in the family's
+    unit.  score: (n, terms, columns + 1).  shift: (n, terms) intercepts' deviations.  doubt: (n, terms) their
+    posterior variances.
+    """
     family = rows.family
     shift, inverse, z = fit_intercepts(rows, common)
     residual = family.residual(z, rows.y) @ family.mix.T / common.dispersion
     raw = rows.totals(family.loss(z, rows.y))
-    score = (
-        np.stack([scored(rows, i, residual) for i in range(rows.n)]) if rows.n else np.zeros((0, *rows.shape))
-    )
-    prior = 0.5 * (shift**2 / common.intercept_variance).sum(axis=1)
+    score = np.zeros((rows.n, *rows.shape))
+    for i in range(rows.n):
+        part = slice(rows.start[i], rows.start[i + 1])
+        own = residual[part].T
+        score[i] = np.concatenate([own @ rows.x[part], own.sum(axis=1, keepdims=True)], axis=1)
+    loss = raw / common.dispersion + 0.5 * (shift**2 / common.intercept_variance).sum(axis=1)
     doubt = np.einsum("ntt->nt", inverse)
-    return CenterSums(raw / common.dispersion + prior, score, shift, doubt, raw)
+    return {"loss": loss, "raw": raw, "score": score, "shift": shift, "doubt": doubt}
 
 
 def common_losses(rows: CenterRows, common: CommonModel) -> Floats:
@@ -195,13 +186,6 @@ def common_losses(rows: CenterRows, common: CommonModel) -> Floats:
     shift, _, z = fit_intercepts(rows, common)
     prior = 0.5 * (shift**2 / common.intercept_variance).sum(axis=1)
     return np.asarray(rows.totals(rows.family.loss(z, rows.y)) / common.dispersion + prior)
-
-
-def scored(rows: CenterRows, i: int, residual: Floats) -> Floats:
-    """(terms, columns + 1) the score of center i's coefficients from residuals (rows, terms)."""
-    part = slice(rows.start[i], rows.start[i + 1])
-    own = residual[part].T
-    return np.concatenate([own @ rows.x[part], own.sum(axis=1, keepdims=True)], axis=1)
 
 
 def center_curvatures(rows: CenterRows, common: CommonModel) -> Iterator[tuple[Floats, Floats]]:
