@@ -37,6 +37,10 @@ FEW_ROWS, FEW_EVENTS, MUCH_OF_ALL, FAR_OUT, MOST_WARNINGS = 10, 5, 0.4, 10.0, 5
 #: Patients for whom the chance is computed that collaboration lowers a hospital's loss.
 NEXT_PATIENTS = 100.0
 
+#: The most nats by which one center speaks for or against clusters: that it had no part in its prior holds to
+#: first order only, which is far off where it is much of a small cluster.
+MOST_GAIN = 10.0
+
 #: By how much the log-evidence of a center's own rows must speak for its own model before it keeps that,
 #: beside the logarithm of the number of centers: among many, some do so by chance.
 REST_MARGIN = 3.0
@@ -109,7 +113,7 @@ def cluster_gains(state: PlusState, base: LocalRows) -> Floats:
         local = base.with_pairs(each.pairs)
         means = without_own(each, local)
         found.append([own_posterior(each, local, i, mean).evidence for i, mean in enumerate(means)])
-    return np.array(found[0]) - np.array(found[1])
+    return np.clip(np.array(found[0]) - np.array(found[1]), -MOST_GAIN, MOST_GAIN)
 
 
 def keep_own(state: PlusState, local: LocalRows) -> PlusState:
