@@ -51,7 +51,7 @@ def main() -> None:
         for name, seed, federation in federations(args.tables):
             run = abps.simulate(federation, "abps-plus", seed=seed)
             test = run.decisions.filter(run.decisions["decision"] == "differences")
-            chance = float(test["score"][0])
+            chance = round(float(test["score"][0]), 2)  # stored in single precision
             used = test["reason"][0] == "structure is used"
             writer.writerow((name, seed, f"{chance:.2f}", int(used)))
             file.flush()
