@@ -2,10 +2,12 @@
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
 import abps
+from abps.cli import study_commands
 from abps.cli.main import main
 
 SMALL = "icu-synthetic:centers=6,stays=900"
@@ -27,6 +29,7 @@ def test_the_file_beside_a_study_asks_for_the_same_study(tmp_path, capsys):
     asked = tomllib.loads(file.read_text())
     assert code == 0 and asked["methods"] == ["local", "fedavg"] and asked["seeds"] == [3, 5]
     assert asked["references"] is False
+    validate(asked)
     code, second, _ = call(capsys, "compare", "--config", file, "--out", tmp_path / "second", "--json")
     assert code == 0 and json.loads(first)["data"] == json.loads(second)["data"]
     names = [sorted(p.name for p in (tmp_path / part / "runs").iterdir()) for part in ("first", "second")]
@@ -60,6 +63,19 @@ def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, capsys, text, says):
     assert code == 2 and says in err and "Traceback" not in err
     code, _, err = call(capsys, "compare", "--config", tmp_path / "none.toml")
     assert code == 2 and "cannot be read" in err
+
+
+def validate(asked):
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(asked, study_commands.schema())
+
+
+def test_the_schema_that_is_shipped_is_that_of_the_command():
+    shipped = json.loads(Path(study_commands.__file__).with_name("study.schema.json").read_text())
+    assert shipped == study_commands.schema(), "write it anew: python -m abps.cli.study_commands"
+    assert {"methods", "out", "data", "label", "set", "executor", "json"} <= set(shipped["properties"])
+    with pytest.raises(pytest.importorskip("jsonschema").ValidationError):
+        validate({"rounds": "many"})
 
 
 def test_a_study_made_in_python_has_a_file_that_says_where_its_data_came_from(tmp_path):

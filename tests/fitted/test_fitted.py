@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
@@ -239,6 +240,23 @@ def test_the_checklist_has_every_item_and_leaves_to_people_what_only_they_know(m
         still = [item for item, words in state.items() if words.startswith("open")]
         assert still == [2, 10, 17, 19]
         assert state[23] == "answered" and state[18] == "complete it"
+
+
+def test_the_front_matter_of_a_card_is_what_hugging_face_reads(made):
+    fitted, folders, _ = made
+    for center, folder in folders.items():
+        head, _, body = (folder / "card.md").read_text().removeprefix("---\n").partition("\n---\n")
+        said = yaml.safe_load(head)
+        assert said["library_name"] == "abps" and said["pipeline_tag"] == "tabular-classification"
+        area = fitted.evaluations[center].area
+        if area.enough:
+            (entry,) = said["model-index"]
+            found = {each["type"]: each["value"] for each in entry["results"][0]["metrics"]}
+            assert found["roc_auc"] == pytest.approx(area.value, abs=1e-4)
+            assert center in entry["name"]
+        else:
+            assert "model-index" not in said
+        assert body.lstrip().startswith("# Model card")
 
 
 def test_a_damaged_model_is_refused(made, tmp_path):

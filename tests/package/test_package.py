@@ -92,7 +92,7 @@ def test_the_default_install_needs_no_extra():
     """Without the modules of extras all can be imported but the real federation, its keys and the app."""
     code = """
 import importlib, pkgutil, sys
-extras = ("cryptography nvflare psutil onnx onnxruntime dp_accounting fastexcel submitit mlflow "
+extras = ("cryptography nvflare psutil onnx onnxruntime dp_accounting fastexcel submitit mlflow tensorboard "
           "starlette uvicorn multipart pandas statsmodels lifelines")
 sys.modules.update(dict.fromkeys(extras.split()))
 import abps

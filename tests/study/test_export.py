@@ -1,9 +1,10 @@
-"""What MLflow reads back is what the runs say."""
+"""What MLflow and TensorBoard read back is what the runs say."""
 
+import numpy as np
 import pytest
 
 import abps
-from abps.study.compare import to_mlflow
+from abps.study.export import to_mlflow, to_tensorboard
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +36,16 @@ def test_a_place_that_mlflow_refuses_gets_one_sentence(study, tmp_path, monkeypa
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     with pytest.raises(abps.RequestError, match="give uri= of a tracking server"):
         study.to_mlflow("hospitals", "nonsense://nowhere")
+
+
+def test_tensorboard_has_every_round(study, tmp_path):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    places = study.to_tensorboard(tmp_path)
+    assert len(places) == 2 == len(to_tensorboard([(p.label, r) for p, r in study.runs], tmp_path / "again"))
+    for place, (_, run) in zip(places, study.runs):
+        events = loader.EventAccumulator(str(place)).Reload()
+        assert [e.step for e in events.Scalars("round/test")] == [1, 2, 3]
+        assert np.allclose([e.value for e in events.Scalars("round/test")], run.history.auroc)
+        center = next(name for name, value in run.auroc.per_center.items() if np.isfinite(value))
+        (last,) = events.Scalars(f"center/{center}/AUROC")
+        assert last.value == pytest.approx(run.auroc.per_center[center])

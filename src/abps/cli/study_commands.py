@@ -1,6 +1,7 @@
 """``abps demo``, ``run``, ``compare``, ``report`` and ``app``: methods on a federation, and what came out.
 
-``abps compare --config study.toml`` takes every option of the command from a file.
+``abps compare --config study.toml`` takes every option of the command from a file; ``study.schema.json``
+describes the file for editors and is made from the same list: ``python -m abps.cli.study_commands``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ DEMO_SEEDS: Final = "11"
 #: Hospitals that differ, and hospitals that are alike.
 DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"
 ALIKE: Final = "icu-synthetic:heterogeneity=0,centers=40"
+
+#: JSON's words for the types of options; all others are text.
+JSON_TYPES: Final = {"int": "integer", "float": "number", "bool": "boolean"}
 
 
 def demo(
@@ -181,6 +185,27 @@ def _as_words(path: Path, name: str, value: Any, several: bool) -> Any:
     return value if isinstance(value, bool) else word(value)
 
 
+def schema() -> dict[str, Any]:
+    """The JSON schema of a study's file, from the options of ``abps compare``."""
+    from abps.cli.main import loaded
+
+    properties, types = {}, get_type_hints(options.flatten(compare))
+    for name, option in _by_flag(loaded("compare")).items():
+        kinds = [word for kind, word in JSON_TYPES.items() if kind in str(types[option.name])]
+        one: dict[str, Any] = {"type": next(iter(kinds), "string")}
+        if option.multiple or "omma-separated" in option.help:
+            some = [{"type": "array", "items": {"type": ["string", "integer"]}}, one]
+            one = {"anyOf": [{"type": "object"}, *some] if "setting" in option.help else some}
+        properties[name] = {"description": option.help, **one}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "abps study",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
 Folds = Annotated[
     int | None,
     "Score every patient out of so many folds, once for each seed; 1: the test rows of one "
@@ -302,3 +327,8 @@ def app(
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)  # tables of patients: for their owner alone
     serve("abps", routes(), port, show, home=out.resolve())
+
+
+if __name__ == "__main__":
+    place = Path(__file__).with_name("study.schema.json")
+    place.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

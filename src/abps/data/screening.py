@@ -8,6 +8,7 @@ site.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -45,8 +46,9 @@ _PERSON = re.compile(
     re.IGNORECASE,
 )
 
-#: Given names that mean little else: "Anna Huber" is somebody, "Medical Ward" is not.
-_GIVEN = frozenset(WORDS["given_names"])
+#: Given names that mean little else: "Anna Huber" is somebody, "Medical Ward" is not; and those that a column
+#: may be called for another reason: max_temp, ana_titre, jan_admissions.
+_GIVEN, _AMBIGUOUS = frozenset(WORDS["given_names"]), frozenset(WORDS["ambiguous_names"])
 
 
 class FindingKind(StrEnum):
@@ -251,6 +253,17 @@ def _is_person(value: str) -> bool:
     return 2 <= len(words) <= 3 and bool({words[0].lower(), words[-1].lower()} & _GIVEN)
 
 
+def _named_after_person(name: str) -> bool:
+    """Whether a column is called after somebody: a given name and a word beside it, both capitalised."""
+    words = re.split(r"[\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
+    return any(
+        first[:1].isupper()
+        and last[:1].isupper()
+        and bool({first.lower(), last.lower()} & (_GIVEN - _AMBIGUOUS))
+        for first, last in itertools.pairwise(words)
+    )
+
+
 #: How a single value may show who somebody is.
 _LOOKS: tuple[tuple[Callable[[str], object], str], ...] = (
     (_DATE.search, "dates"),
@@ -271,6 +284,8 @@ def personal_reason(column: pl.Series) -> str:
     """Why a column identifies people, by its name or its values; empty if it does not."""
     if is_called(column.name, "person"):
         return "by its name it identifies people"
+    if _named_after_person(column.name):
+        return "it is called after a person"
     if column.dtype not in (pl.String, pl.Categorical):
         return ""
     counted = column.cast(pl.String).drop_nulls().alias("value").value_counts(name="rows")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import html
+import json
 import math
 import tomllib
 from collections.abc import Sequence
@@ -369,6 +370,29 @@ def _checklist(sections: Sequence[CardSection]) -> CardSection:
         done = "complete it" if item in partly else "answered"
         rows.append((item, words, where or "–", done if where else "open: people must answer"))
     return _section("checklist", Grid(("item", "asks", "where", "state"), tuple(rows)))
+
+
+def front_matter(fitted: FitResult, model: FittedModel) -> str:
+    """The YAML that Hugging Face reads at the beginning of card.md (JSON is YAML); scores that a card does
+    not show are not in it. The licence of the model is for its owner to name."""
+    own = fitted.evaluations[model.center]
+    task = "tabular-regression" if model.outcome.kind == "continuous" else "tabular-classification"
+    scores = {name: found.value for name, found in own.measures.items()}
+    if model.outcome.binary and own.area.enough:
+        scores = {"roc_auc": own.area.value, "brier_score": own.brier}
+    name = f"{model.label} at {model.center}"
+    metrics = [{"type": key, "value": round(value, 4)} for key, value in scores.items() if value == value]
+    data = {"type": "tabular", "name": f"{fitted.federation.name}, {model.center}, out of fold"}
+    result = {"task": {"type": task}, "dataset": data, "metrics": metrics}
+    content: dict[str, Any] = {
+        "library_name": "abps",
+        "pipeline_tag": task,
+        "tags": ["tabular", "clinical", "federated-learning", "tripod-ai", fitted.making.method],
+        "model_name": name,
+        **({"model-index": [{"name": name, "results": [result]}]} if metrics else {}),
+    }
+    lines = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in content.items())
+    return "\n".join(["---", *lines, "---", "", ""])
 
 
 # ---------------------------------------------------------------- the two forms

@@ -17,7 +17,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.prepare import prepare
 from abps.data.split import assign_splits
-from abps.fitted.card import CardFigure, card, markdown, page
+from abps.fitted.card import CardFigure, card, front_matter, markdown, page
 from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_together
 from abps.fitted.folder import INDEX, folder_names, save_model
 from abps.fitted.portable import to_onnx
@@ -56,7 +56,7 @@ def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict
             files.folder(place)
             sections = card(fitted, model)
             title = f"Model card: {model.label} at {model.center}"
-            files.write_text(place / "card.md", markdown(title, sections))
+            files.write_text(place / "card.md", front_matter(fitted, model) + markdown(title, sections))
             files.write_text(place / "card.html", page(title, sections))
             for section in sections:
                 for block in section.blocks:
