@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from abps.sites.flare.rehearsal import Processes, RehearsalPlan, free_port, own_home, prepare, running
+from abps.lab.rehearsal import Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.flare.submit import submit
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.rows import LogEntry

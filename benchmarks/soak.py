@@ -28,10 +28,10 @@ from pathlib import Path
 import psutil
 
 from abps.core.errors import RequestError
+from abps.lab.rehearsal import RELAY, Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_signer
-from abps.sites.flare.rehearsal import RELAY, Processes, RehearsalPlan, free_port, own_home, prepare, running
 from abps.sites.flare.submit import submit
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit

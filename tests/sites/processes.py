@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from abps.lab import rehearsal as on_one_machine
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.flare import kits
-from abps.sites.flare import rehearsal as on_one_machine
 from abps.sites.flare.submit import JobOutcome, submit
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store

@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from abps.cli.main import main
+from abps.lab.rehearsal import free_port, own_home
 from abps.sites.consent import sitefile
 from abps.sites.consent.keys import read_request
 from abps.sites.flare import kits
-from abps.sites.flare.rehearsal import free_port, own_home
 from abps.sites.flare.submit import connected
 
 from .processes import LONG

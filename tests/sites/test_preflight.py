@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from abps.cli.main import main
+from abps.lab.rehearsal import free_port
 from abps.sites.consent import preflight
 from abps.sites.flare import kits
 from abps.sites.flare.kits import Authority
-from abps.sites.flare.rehearsal import free_port
 
 from .test_cli import call
 

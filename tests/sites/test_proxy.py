@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from abps.core.errors import RequestError
+from abps.lab.rehearsal import Processes, free_port, own_home, running
 from abps.sites.consent import preflight, sitefile
 from abps.sites.consent.kit import read_kit
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
-from abps.sites.flare.rehearsal import Processes, free_port, own_home, running
 from abps.sites.flare.submit import connected
 
 from .processes import LONG

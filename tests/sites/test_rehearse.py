@@ -21,11 +21,11 @@ from abps.data.roles import Roles
 from abps.data.table import MIN_CLASS, federate
 from abps.engine.simulate import simulate
 from abps.fitted.folder import load_model
+from abps.lab import rehearsal as on_one_machine
+from abps.lab.rehearsal import RehearsalPlan
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.flare import kits
-from abps.sites.flare import rehearsal as on_one_machine
-from abps.sites.flare.rehearsal import RehearsalPlan
 from abps.sites.store.store import Store
 
 from .processes import LONG
@@ -221,7 +221,7 @@ def test_names_of_hospitals():
 
 
 def test_home_is_given_back(tmp_path):
-    from abps.sites.flare.rehearsal import own_home
+    from abps.lab.rehearsal import own_home
 
     before = os.environ.get("HOME")
     with own_home(tmp_path / "home"):

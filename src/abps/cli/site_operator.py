@@ -234,8 +234,8 @@ def rehearse(
     need_engine()
     from abps.cli.site_command import own_file, study_store
     from abps.fitted.handover import check_new
+    from abps.lab import rehearsal
     from abps.report.site_page import job_page, site_report
-    from abps.sites.flare import rehearsal
     from abps.sites.flare.app import RESULT
 
     settings, rounds = study_settings(method, set_, rounds)

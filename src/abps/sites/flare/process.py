@@ -65,6 +65,7 @@ def main() -> None:
         parent = int(os.environ.get(PARTICIPANT, os.getppid()))
         threading.Thread(target=_end_with, args=(parent,), name="abps-parent", daemon=True).start()
         without_torch()
+        without_fortran()
         if engine == RELAY_JOB:
             begin_without()
     else:
@@ -100,6 +101,14 @@ def without_torch() -> None:
 
     controller.optional_import = executor.optional_import = no_import
     WFCommServer._cleanup_inflight_tensor_downloads = lambda self, fl_ctx: None
+
+
+def without_fortran() -> None:
+    """Keep SciPy, which copies every name of NumPy, from importing its Fortran and test tools: 9 MB."""
+    import numpy as np
+
+    names = [name for name in dir(np) if name not in ("f2py", "testing")]
+    vars(np).update(__all__=[name for name in np.__all__ if name in names], __dir__=lambda: names)
 
 
 def begin_without() -> None:
