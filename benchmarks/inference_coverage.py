@@ -481,6 +481,28 @@ def said_and_seen(path):
     return [f"| {word} | {' | '.join(shares[w])} |" for word, w in (("said", "up"), ("seen", "gained"))]
 
 
+#: The questions that intervals answer, by their columns.
+QUESTIONS = {"these": "these hospitals", "like": "hospitals like these", "next": "the next hospital"}
+
+
+def overall(path):
+    """What all stored worlds say together, as two lines."""
+    rows = stored_rows(path)
+    studies, claims = ([int(line[name]) for line in rows] for name in ("draws", "claimed"))
+    parts = []
+    for name, words in QUESTIONS.items():
+        cover = [100 * float(line[name]) for line in rows]
+        mean = sum(c * n for c, n in zip(cover, studies)) / sum(studies)
+        parts.append(f"*{words}* {mean:.0f} % (single worlds {min(cover):.0f} to {max(cover):.0f} %)")
+    wrong = sum(n * float(line["false_claims"]) for n, line in zip(claims, rows)) / sum(claims)
+    rate = max(float(line["false_discovery_rate"]) for line in rows)
+    return [
+        f"Covered over these {sum(studies):,} studies: {', '.join(parts)}.",
+        f"Of {sum(claims):,} claims to hospitals {100 * wrong:.1f} % are false; the false discovery rate is at "
+        f"most {100 * rate:.1f} % in any world.",
+    ]
+
+
 def main() -> None:
     """The tables of docs/statistics.md; ``--csv`` adds a line per world to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -491,7 +513,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print the tables of stored results, and stop")
     options = parser.parse_args()
     if options.table is not None:
-        print(*table(options.table), "", *said_and_seen(options.table), sep="\n")
+        print(*table(options.table), "", *overall(options.table), "", *said_and_seen(options.table), sep="\n")
         return
     wanted = options.worlds.split(";") if options.worlds else [*(w.name for w in WORLDS), "looks"]
     head = ["world", "draws", "seed", *COLUMNS, *(f"{w}_{k}" for w in TENTHS for k in range(10))]
