@@ -498,8 +498,8 @@ def overall(path):
     rate = max(float(line["false_discovery_rate"]) for line in rows)
     return [
         f"Covered over these {sum(studies):,} studies: {', '.join(parts)}.",
-        f"Of {sum(claims):,} claims to hospitals {100 * wrong:.1f} % are false; the false discovery rate is at "
-        f"most {100 * rate:.1f} % in any world.",
+        f"Of {sum(claims):,} claims to hospitals {100 * wrong:.1f} % are false; the false discovery rate is "
+        f"at most {100 * rate:.1f} % in any world.",
     ]
 
 

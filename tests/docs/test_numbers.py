@@ -25,7 +25,7 @@ GIVEN = re.compile(r"95 %|5 %|3\.1[1-3]|4\.1|6\.5|less than \.3 s")
 
 #: Pages whose numbers have commands beside them and are not yet held to a stored file.
 OPEN = {
-    *("abps-plus", "cohorts", "install", "paper", "privacy"),
+    *("cohorts", "install", "paper", "privacy"),
     "security",
 }
 
