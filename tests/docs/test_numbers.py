@@ -24,10 +24,7 @@ MEASURED = re.compile(r"(?<![\w.,/-])[-−+]?(?:\d[\d,]*)?\.\d+(?![\w.]*\d)|\d[\
 GIVEN = re.compile(r"95 %|5 %|3\.1[1-3]|4\.1|6\.5|less than \.3 s")
 
 #: Pages whose numbers have commands beside them and are not yet held to a stored file.
-OPEN = {
-    *("cohorts", "install", "paper", "privacy"),
-    "security",
-}
+OPEN = {"cohorts", "install", "paper", "privacy"}
 
 
 def marked():
