@@ -640,6 +640,19 @@ def test_statistics_between_sites_are_no_methods_of_a_simulation():
             quick_check(find(name), name)
 
 
+def test_random_intercepts_of_a_real_table_converge_although_its_first_slopes_mislead(data, monkeypatch):
+    asked = (data("hospitals") / "gusto.csv.gz", "died", "hospital")
+    formula = "age + sex + Killip + spline(sysbp, 3) + age:sex"
+    found = regress(*asked, formula, intercepts="random")
+    assert found.rounds <= 8 and not any("Not converged" in note for note in found.notes)
+    monkeypatch.setattr("abps.statistics.newton.MOST_ROUNDS", 40)
+    monkeypatch.setattr("abps.statistics.newton.RANDOM_TOLERANCE", 1e-8)
+    tight = regress(*asked, formula, intercepts="random")
+    assert found.sd == pytest.approx(tight.sd, rel=1e-4)
+    for a, b in zip(found.effects, tight.effects):
+        assert a.estimate == pytest.approx(b.estimate, abs=1e-4 * b.se)
+
+
 def test_the_guide_shows_what_the_commands_print(data):
     """Numbers of docs/effects.md beside a run on the same tables."""
     guide = (Path(__file__).resolve().parents[2] / "docs" / "effects.md").read_text(encoding="utf-8")

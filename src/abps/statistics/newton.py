@@ -411,6 +411,10 @@ class _Fitting:
                 left = (near.gain + near.slope**2 / max(abs(near.curvature), 1e-12)) ** 0.5
             if left < nearly:
                 break
+            least = min(one.gain for one in at)
+            if apart == APART[0] and least > 1.0:
+                # So far from the maximum slopes mislead: look at the same deviations again, one step further.
+                grid = [one.moved(0.0) for k, one in enumerate(at) if k == 0 or one.gain < 4.0 * least]
         if found is not None:
             most = yield from self.climb(part, [found], RANDOM_TOLERANCE, left < nearly)
         if most is not None:
