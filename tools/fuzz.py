@@ -34,14 +34,15 @@ from abps.data.codebook import Codebook, Column
 from abps.data.scales import Scale
 from abps.data.table import read_table
 from abps.engine.result import load_run
-from abps.methods.references import RegressionMemory
+from abps.lab.rivals.corrected import Momentum
 from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.privacy.budget import Account, PrivacyLedger, Release, recount
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, SignedProposal
+from abps.sites.coordinator import scheduler
 from abps.sites.node.measuring import with_scales
-from abps.sites.protocol import commands, masking
+from abps.sites.protocol import commands
 from abps.study.records import StudyFolder
 from abps.wire import admission, messages
 from abps.wire.messages import MessageError
@@ -251,8 +252,8 @@ def _answered(value: Any) -> object:
             lambda v: commands.hello(v, 50),
             lambda v: commands.whole(v, 0, 5),
             commands.progress,
-            lambda v: commands.concluded(v, 5),
-            masking.three_parts,
+            commands.concluded,
+            scheduler._introduced,
         )
     ]
 
@@ -403,7 +404,7 @@ def targets(place: Path) -> list[Target]:
         "summarised": {"seed": 3, "bytes": {"a": 20, "b": 20}},
     }
     own = {"schema": "abps.site/1", **asdict(sitefile.SiteFile("a", "t.csv", "died", "studies"))}
-    remembered = freeze(RegressionMemory(rng.normal(size=6), rng.normal(size=6), 2, 3.5, 0.4))
+    remembered = freeze(Momentum(*rng.normal(size=(2, 6)).astype(np.float32)))
     account = Account(3.0, 1e-5, (Release(1, "training", 1.0, 0.5, 3),))
     ledger = PrivacyLedger({"x": account}, ("nothing",)).to_json()
     hello = {"round": 1, "agreement": "a", "rows": 5, "edges": 0, "validation": {"1": 0.5}}
@@ -433,7 +434,7 @@ def targets(place: Path) -> list[Target]:
             bent_json,
         ),
         Target("sitefiles", (_bytes(own),), files.site, (RequestError,), 1, bent_json),
-        Target("states", (remembered,), lambda d: thaw(RegressionMemory, d), (StateError,), 2),
+        Target("states", (remembered,), lambda d: thaw(Momentum, d), (StateError,), 2),
         Target("ledgers", (_bytes(ledger),), _json(recount), (RequestError,), 1, bent_json),
         Target("answers", (_bytes(hello), _bytes(sums)), _json(_answered), (), 3, bent_json),
         Target("results", (_bytes(_result()),), files.result, (RequestError,), 0.6, bent_json),

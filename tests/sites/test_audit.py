@@ -241,7 +241,7 @@ def test_everything_that_the_scheduler_gets_is_in_the_log(four, stores):
         told = [e for e in store.traffic() if e.kind == "report"]
         assert {e.peer for e in told} == {"server"} and all(e.sent and e.bytes > 0 for e in told)
         words = " ".join(e.why for e in told)
-        assert all(w in words for w in ("training rows", "validation AUROC", "sums of the round"))
+        assert all(w in words for w in ("training rows", "validation AUROC", "bytes we sent in the round"))
 
 
 def test_an_older_store_tells_its_site_that_partners_know_more(four, keys, tmp_path):

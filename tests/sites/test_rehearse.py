@@ -88,10 +88,10 @@ def test_what_a_hospital_can_ask_its_kit(rehearsed, capsys, tmp_path):
     assert code == 0 and json.loads(text)["round"] == 6
     code, text, _ = call(capsys, "site", "check", kit, "--json")
     checks = {c["check"]: c for c in json.loads(text)["checks"]}
-    assert code == 3 and "the last job ended" in checks["job"]["sentence"]
+    assert code == 3
     assert [name for name, c in checks.items() if c["state"] == "fail"] == ["port"]  # the relay is stopped
     code, text, _ = call(capsys, "site", "check", out / "kits" / "relay", "--json")
-    assert code == 0 and "round 6: the last job ended" in json.loads(text)["checks"][0]["sentence"]
+    assert code == 0 and all(check["state"] != "fail" for check in json.loads(text)["checks"])
     code, text, _ = call(capsys, "site", "export", kit, "--out", tmp_path / "report", "--json")
     mine = next(site for site in told["sites"] if site["site"] == "north")
     assert code == 0 and json.loads(text)["test_auroc"] == mine["auroc"]

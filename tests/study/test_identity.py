@@ -13,14 +13,14 @@ import pytest
 
 import abps
 
-#: Calls a compiled function that calls others of its file: a pair in the right order.
+#: Calls a compiled function that calls another of its file: who stands at a place of a keyed order.
 COMPUTE = """
 import json
 import numpy as np
-from abps.models.outcomes import concordances
-found = concordances(np.array([1.0, 2.0]), np.array([True, True]), np.array([2.0, 1.0]), np.array([0, 2]))
-kept = sum(concordances.made().stats.cache_hits.values())
-print(json.dumps({"share": float(found[0]), "from the disk": kept}))
+from abps.methods.proposals import _permute
+found = [int(_permute(k, np.uint64(7), 16, (2, 2, 4), True)) for k in range(16)]
+kept = sum(_permute.made().stats.cache_hits.values())
+print(json.dumps({"order": found, "from the disk": kept}))
 """
 
 
@@ -65,7 +65,9 @@ def copy(tmp_path) -> Copy:
 
 def test_an_edited_helper_is_compiled_into_its_callers(copy):
     """Machine code is kept, and thrown away when a function that it calls changes."""
-    assert copy.run(COMPUTE) == {"share": 1.0, "from the disk": 0}
-    assert copy.run(COMPUTE)["from the disk"] == 1
-    copy.edit("models/outcomes.py", "total, k = 0, place", "total, k = 10, place")
-    assert copy.run(COMPUTE) == {"share": 21.0, "from the disk": 0}
+    before = copy.run(COMPUTE)
+    assert sorted(before["order"]) == list(range(16)) and before["from the disk"] == 0
+    assert copy.run(COMPUTE) == before | {"from the disk": 1}
+    copy.edit("methods/proposals.py", "return x ^ (x >> np.uint64(29))", "return x ^ (x >> np.uint64(30))")
+    after = copy.run(COMPUTE)
+    assert after["order"] != before["order"] and after["from the disk"] == 0

@@ -206,7 +206,7 @@ def complete_rows(frame: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataF
     """The rows in which all of these columns are known, and how many others there are."""
     for column in columns:
         if column not in frame.columns:
-            known = f"the table has {', '.join(frame.columns[:8])}{' …' if frame.width > 8 else ''}"
-            raise RequestError(f"there is no column {column!r}{nearest(column, frame.columns)}; {known}")
+            there = f"the table has {', '.join(frame.columns[:8])}{' …' if frame.width > 8 else ''}"
+            raise RequestError(f"there is no column {column!r}{nearest(column, frame.columns)}; {there}")
     known = frame.select(list(dict.fromkeys(columns))).drop_nulls().drop_nans()
     return known, frame.height - known.height

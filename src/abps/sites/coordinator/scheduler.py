@@ -14,11 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.streams import center_ids
@@ -253,8 +255,10 @@ class Scheduler:
         log: Callable[[str], None] = lambda line: None,
         revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
         scales: Mapping[str, Any] | None = None,
+        memory: Path | None = None,
     ) -> None:
-        """revoked: the authority's list as it stands, to be passed on, and the members that it expels.
+        """memory: a folder for the last round of the study that was run here.
+        revoked: the authority's list as it stands, to be passed on, and the members that it expels.
         scales: what was counted for the study before (:func:`measure`), to be named to sites.
         """
         if rounds < 1:
@@ -263,6 +267,7 @@ class Scheduler:
         self.method = agreement.config()
         self.timeouts = timeouts or Timeouts()
         self.log, self.revoked = log, revoked
+        self._seen = None if memory is None else memory / f"{agreement.digest()}.round"
         self._open_arguments: list[Any] = [] if scales is None else [None, dict(scales)]
         self._passed_on = ""
         self._roster: tuple[str, ...] = ()
@@ -310,7 +315,8 @@ class Scheduler:
         failures = open_sites(self.line, roster, self.timeouts, *self._open_arguments)
         ready, unfit = self._greet([name for name in roster if name not in failures])
         failures |= unfit
-        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
+        seen = int(self._seen.read_text(encoding="utf-8")) if self._seen and self._seen.is_file() else 0
+        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}, seen):
             detail = f"it says that it has finished round {ready.pop(name)['round']}, and nobody else has"
             failures[name] = Failure(DeclineCode.MISFIT, detail)
         for name, failure in sorted(failures.items()):
@@ -386,6 +392,9 @@ class Scheduler:
         missing |= failed | invalid
         self._report(t, present, concluded, missing, began)
         self._well = frozenset(concluded) - set(missing)
+        if self._seen is not None:
+            files.folder(self._seen.parent)
+            files.write_text(self._seen, str(t))
         return bool(concluded) and all(done for _, _, done in concluded.values())
 
     def _coordinated(self, t: int, present: list[str], missing: dict[str, Failure]) -> Rest:
@@ -469,12 +478,13 @@ class Scheduler:
             self.log(f"round {t}: without {name} ({reason})")
 
 
-def _far_ahead(rounds: Mapping[str, int]) -> list[str]:
-    """The site that says it is more than a round ahead of all others, of which there are two at least."""
+def _far_ahead(rounds: Mapping[str, int], seen: int = 0) -> list[str]:
+    """The site that says it is more than a round ahead of all others, of which there are two at least, and of
+    what this relay has seen of the study: newcomers may outnumber those who were there."""
     if len(rounds) < 3:
         return []
     *_, second, first = sorted(rounds, key=lambda name: rounds[name])
-    return [first] if rounds[first] > rounds[second] + 1 else []
+    return [first] if rounds[first] > max(rounds[second], seen) + 1 else []
 
 
 def _without(sites: Sequence[str], missing: Mapping[str, Failure]) -> list[str]:

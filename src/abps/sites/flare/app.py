@@ -275,14 +275,15 @@ class FlareScheduler:
         line = _Line({proxy.name: proxy for proxy in collab.clients})
         members = sorted(proposal.members or line.sites)
         agreement, scales = proposal.agreement, None
-        known = Membership(Path(collab.workspace.get_root_dir()))
+        root = Path(collab.workspace.get_root_dir())
+        known = Membership(root)
         if agreement.uncounted:
             there = [name for name in members if name not in known.now.expelled]
             scales = measure(line, agreement, there, timeouts, log.info)
             agreement = with_scales(agreement, scales)
         scheduler = Scheduler(
             line, agreement, self.rounds, timeouts, log.info,
-            lambda: (known.text, frozenset(known.now.expelled)), scales,
+            lambda: (known.text, frozenset(known.now.expelled)), scales, root / "abps-server",
         )  # fmt: skip
         return scheduler.run(members).to_json()
 
