@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # completion and help must not wait for these
     from abps.data.roles import Roles
     from abps.study.execute import Executor
 
-
 #: Every name of the catalog, written down so that completion need not wait for it (a test compares the two).
 _NAMES = (
     "centralized local local-best pooled-best glm-exact fedavg fedavg-p "

@@ -414,7 +414,7 @@ class _Fitting:
             least = min(one.gain for one in at)
             if apart == APART[0] and least > 1.0:
                 # So far from the maximum slopes mislead: look at the same deviations again, one step further.
-                grid = [one.moved(0.0) for k, one in enumerate(at) if k == 0 or one.gain < 4.0 * least]
+                grid = [one.moved(0.0) for one in at if one is at[0] or one.gain < 4.0 * least]
         if found is not None:
             most = yield from self.climb(part, [found], RANDOM_TOLERANCE, left < nearly)
         if most is not None:
