@@ -7,8 +7,6 @@ Every check is a function of a :class:`MethodTrial` that returns nothing if all 
 wrong.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Collection

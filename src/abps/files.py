@@ -1,7 +1,5 @@
 """Files appear whole or not at all: write beside the target, then rename."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

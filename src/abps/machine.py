@@ -7,8 +7,6 @@ Numba keeps machine code beside the package or in the user's cache, until the fu
 compiled function calls compiled functions of its own file only.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

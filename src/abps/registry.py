@@ -4,8 +4,6 @@ A name is a built-in's (``fedavg``), an entry point's of the registry's group (`
 installed package), or a place in any module that Python can import (``package.module:NAME``).
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

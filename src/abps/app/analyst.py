@@ -3,8 +3,6 @@
 Each step is one command of ``abps``, run in the study's folder.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

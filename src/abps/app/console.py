@@ -4,8 +4,6 @@ Every page calls what a command of ``abps site`` calls, on the hospital's kit, a
 the table is read, the command itself runs as a process, so that no table stays in the server's memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

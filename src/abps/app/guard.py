@@ -8,8 +8,6 @@
   the session's own number.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ that closing the browser or ending the server does not end it. Its output goes t
 NAME.exit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Pages and their server on this machine: templates, and the words on them (one file per language)."""
 
-from __future__ import annotations
-
 import datetime
 import socket
 import sys

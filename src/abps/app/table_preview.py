@@ -4,8 +4,6 @@
 must not stay in the server's memory.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """``abps check``: what is in a table, what will be used, what looks wrong."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """``abps cohort`` and ``partition``: raw clinical tables to one tidy table, and a tidy table to centers."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable

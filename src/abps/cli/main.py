@@ -1,7 +1,5 @@
 """The command ``abps``; the code of a command below it is imported when it is called."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import signal

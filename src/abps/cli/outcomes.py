@@ -1,7 +1,5 @@
 """What comes of a run or a study, on the terminal and for machines."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """``abps site``: the real federation, from certificates to a running job."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

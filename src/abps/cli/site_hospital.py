@@ -1,7 +1,5 @@
 """``abps site``, for hospitals: the own table, decisions about studies, running a site, results, help."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

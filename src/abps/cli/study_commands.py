@@ -4,8 +4,6 @@
 describes the file for editors and is made from the same list: ``python -m abps.cli.study_commands``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import tomllib

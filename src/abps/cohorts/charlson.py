@@ -5,8 +5,6 @@ version. Codes are text without dots; a leading zero is part of the code (07070 
 pressure ulcer).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """The cohort report: who is in and why, outcome, missing values and case mix per center."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from functools import partial

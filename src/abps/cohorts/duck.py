@@ -9,8 +9,6 @@ time zone changes nothing. A time with an offset in a CSV file is refused: relea
 about what it means.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import gzip

@@ -7,8 +7,6 @@ that was over earlier, what was entered by unit discharge counts: some entries c
 death, and would leak from the end of the stay.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """UCI Heart Disease: four hospitals, one small table. A real federation for a laptop lunch break."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

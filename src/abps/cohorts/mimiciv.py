@@ -9,8 +9,6 @@ from the future. ``diagnoses`` says which to use: ``this`` admission's (as the p
 if it was also stored by the end of the window, as a model at the bedside would see it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path

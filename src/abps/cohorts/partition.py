@@ -5,8 +5,6 @@ happens to cells that are too small to train and test on is one explicit rule, a
 leaves out is listed with its reason.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -11,8 +11,6 @@ ICU admission, and everything after that is the same for every source:
 Nothing from outside the window is looked at, not even to carry a value forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@ Records are text files of (time, parameter, value), in folders set-a, set-b, set
 outcomes are in Outcomes-a.txt and so on. −1 means missing.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

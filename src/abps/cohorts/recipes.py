@@ -4,8 +4,6 @@ A recipe of your own is a :class:`CohortRecipe` in any module that Python can im
 (``package.module:NAME``), or an entry point of the group ``abps.cohorts``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

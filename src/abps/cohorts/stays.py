@@ -1,7 +1,5 @@
 """What all cohorts of ICU stays share: options, filters, columns, and the way to a finished cohort."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ Sums are taken over whole billionths of a unit, so that the result does not depe
 which two threads meet the rows: the same files give the same bits.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path

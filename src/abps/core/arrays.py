@@ -2,8 +2,6 @@
 move far), and whether weights that arrive are plausible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

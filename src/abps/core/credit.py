@@ -3,8 +3,6 @@
 A coalition of k partners is a bit mask: bit p set means that partner p is in it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The error for wrong requests, and checks of settings that have a fixed list of values."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import typing

@@ -5,8 +5,6 @@ score reaches a threshold, calibrated so that a fixed share of pairs remains. Ev
 a goal of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

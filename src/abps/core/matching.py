@@ -14,8 +14,6 @@ Partner sets are cleared once, before the pass: clearing them inside the loop, a
 does, would erase links already granted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum

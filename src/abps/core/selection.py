@@ -1,7 +1,5 @@
 """Selection: from beliefs to scores (upper confidence bounds), exploration and the order of turns."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -10,8 +10,6 @@ Two forms of one idea:
 * ``uniforms`` hashes whole arrays of (center, index) at once: what selection over many pairs needs.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from typing import Final

@@ -10,8 +10,6 @@
     levels = { m = "male", w = "female" }
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

@@ -6,8 +6,6 @@ name. Title lines above the header are skipped with a warning. A line with too m
 reading with its number.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import importlib.util

@@ -9,8 +9,6 @@ are then missing, with a warning that names them. Where only a few different who
 words (1, 2, other), it is a category.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

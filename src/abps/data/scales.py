@@ -15,8 +15,6 @@ outcome follow from these counts (:func:`settle_from_histograms`).
 Sums do not depend on the order of centers or rows, so a simulation and hospitals get the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final

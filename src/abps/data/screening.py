@@ -6,8 +6,6 @@ user keeps by name (``keep``) always stays. Columns that name people never enter
 site.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

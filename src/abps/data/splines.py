@@ -10,8 +10,6 @@ prefers smooth functions.
 All of it follows from the scales in the codebook, so every center makes the same terms without asking.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

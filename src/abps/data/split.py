@@ -13,8 +13,6 @@ A hospital among others cannot know who else has seen its patients. Unless all h
 (:attr:`abps.data.codebook.Codebook.shared_patients`), it places every patient by the key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from typing import Any

@@ -15,8 +15,6 @@ Every rule is stated, and what it did stands in the federation's ``notes``:
 A hospital reads its own table as a federation of one, in the terms of the study's codebook.
 """
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence

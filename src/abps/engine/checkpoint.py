@@ -1,7 +1,5 @@
 """A run between two rounds as one file, so that it can go on where it was interrupted, to the same result."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -5,8 +5,6 @@ judged by but did not learn from. Only sums and curves are kept, never a row; a 
 rows or events is hidden.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A run trains as many federations as there are folds, each without the patients o
 of its own. Another seed deals patients out anew: a repeat.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

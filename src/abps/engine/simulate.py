@@ -4,8 +4,6 @@
 optimiser: slow, easy to step through, the same answers.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What is noted after every round of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ integrates over tau, that power and how far the variance by patients is overesti
 slope by Laplace's approximation; it is a mixture of normal laws.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -8,8 +8,6 @@ because test patients of one run train the models of the others (Nadeau and Beng
 factor, as the scatter of folds is already in it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import Enum

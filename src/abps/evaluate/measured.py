@@ -5,8 +5,6 @@ A frame of scores has one line per scored row: ``row, patient, center, fold, y``
 or ``base``, the loss of the center's best constant (continuous). Repeats are numbered by the caller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

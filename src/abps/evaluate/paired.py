@@ -7,8 +7,6 @@ two folds come from two models, and pairs across them would punish methods whose
 their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """How well one model does: the area under its ROC curve, decisions at thresholds, parts of the cohort."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

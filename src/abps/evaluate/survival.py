@@ -4,8 +4,6 @@ A row has a time and whether the event happened then (else it was only watched s
 the end of watching fall on one time, the event came first. A larger ``risk`` means: fails earlier.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One verdict per pair of methods, one per hospital, and what would settle an open question."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

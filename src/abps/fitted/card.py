@@ -5,8 +5,6 @@ It asks people for the rest and never fills it in. The sentences stand in ``card
 ``card.html``; this module fills in the numbers.
 """
 
-from __future__ import annotations
-
 import functools
 import html
 import json

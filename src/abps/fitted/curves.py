@@ -1,7 +1,5 @@
 """What every column of an additive model adds, and small line charts as SVG."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

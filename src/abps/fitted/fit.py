@@ -7,8 +7,6 @@ fold. ``local-best`` is stacked from several models; what comes out for it is it
 numbers are of that form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@
 ``model.json`` everything else: recalibration, thresholds, ranges, where it comes from. Nothing in it is code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -6,8 +6,6 @@ they stand in the table with NaN for a gap, and ``levels`` (rows, m), 1 where a 
 (rows, classes); ``alive`` (rows, times), the chance to live past each time; or ``value`` (rows,), a number.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ coefficients differ, too, the scores of the five strongest columns scatter more 
 of outcomes that are drawn from the model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page of ``abps benchmark``: one table of methods, mean ranks, and for whom collaboration pays."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -6,8 +6,6 @@ errors clustered by center, which is what counts), the outcome between and withi
 centers follow the eras at all (Cramér's V, purity).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any

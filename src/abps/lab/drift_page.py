@@ -1,7 +1,5 @@
 """The drift report: tests, histograms, outcome over eras, divergence of centers, windows against eras."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

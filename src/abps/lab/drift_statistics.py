@@ -5,8 +5,6 @@ same comparison with cluster-robust errors, Jensen-Shannon divergence of outcome
 of centers, and the association of two partitions (Cramér's V, purity).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

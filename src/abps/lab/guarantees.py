@@ -14,8 +14,6 @@ remains (:meth:`Epsilon.total`), what clipping does to the threshold (:func:`cli
 late the score can reject at all (:func:`first_rejection`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

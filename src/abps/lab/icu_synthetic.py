@@ -12,8 +12,6 @@ Care units may differ in case mix and in risk; two knobs say how much, a third w
 together. No number here was fitted to patients.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

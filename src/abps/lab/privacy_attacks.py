@@ -20,8 +20,6 @@ Sizes are made: of every center only so many training rows are learned from, and
 among the people that it has not seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast

@@ -4,8 +4,6 @@ Certificates, kits, one table per hospital, a relay and sites as processes with 
 end every site's own store and model. Nothing of it needs another machine or a container.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

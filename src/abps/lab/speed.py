@@ -6,8 +6,6 @@ loop is what anybody would write: one ``nn.Module`` after the other, ``torch.opt
 permutation; it gets the faster of one thread and all threads.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import resource

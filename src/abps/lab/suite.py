@@ -4,8 +4,6 @@ Nothing of the data ships and nothing is downloaded. A real federation is a file
 cohort, below a folder of the user's; a synthetic one is a generator of which every repeat makes a new world.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -21,8 +21,6 @@ among the highest of its center, as many as that share says: the labels have no 
 Columns: y (label, 0 or 1), center, x01, x02, ... (features).
 """
 
-from __future__ import annotations
-
 import math
 import types
 import typing

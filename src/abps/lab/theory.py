@@ -4,8 +4,6 @@ Every study is a function of a seed and returns rows for a table or a figure. :f
 and decides every statement of the text by the number that settles it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import tomllib

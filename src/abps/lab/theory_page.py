@@ -1,7 +1,5 @@
 """The page of ``abps theory``: verdicts, tables and figures, in one HTML file and as SVG, PDF and CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial

@@ -19,8 +19,6 @@ exchange each center's model is the mode of its own posterior, unless the eviden
 model of its own (:mod:`abps.methods.plus_own`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import ClassVar

@@ -3,8 +3,6 @@
 The competitors from the literature are listed in ``abps.lab.rivals``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

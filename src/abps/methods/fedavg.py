@@ -4,8 +4,6 @@ Every center trains the server's model and sends it back; the server averages. L
 (+P, FedPer), the codec may be coarser (+Q), and the server may smooth the shared layers over rounds (X).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 

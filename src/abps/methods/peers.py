@@ -13,8 +13,6 @@ A center's coalition is a subset of its partners; its model is the average of it
 and its partners' weights as they arrived, on the shared columns; the private layers are its own.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

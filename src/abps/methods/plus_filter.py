@@ -7,8 +7,6 @@ member has a bounded influence. Who is left out in the first two exchanges stays
 fitted, false rows no longer show in scores.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ A center's model is the mode of its own posterior. Here are also the questions t
 evidence of its rows: whether clusters help, whether it rests; and what the audit trail says at the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

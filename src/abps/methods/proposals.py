@@ -5,8 +5,6 @@ score and follow each other in the order of the tie-break, a keyed permutation t
 places. So a round takes about n log n looks, and no more memory than the observed pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, NamedTuple
 

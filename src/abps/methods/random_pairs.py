@@ -4,8 +4,6 @@ This is the control for any method that chooses partners: same capacity, same by
 draws partners only inside the declared group, which is what an oracle of the groups could do at best.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """regression: effects with intervals, from sums over hospitals; the same between sites as on one table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 

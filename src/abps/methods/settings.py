@@ -3,8 +3,6 @@
 Names are unique across a method's parts, so ``gamma`` is enough; ``selection.gamma`` works too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

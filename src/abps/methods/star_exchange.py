@@ -4,8 +4,6 @@ A server that needs nothing but the sum of what centers send needs no machine of
 its summand, and does for itself what the server would do with the sum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

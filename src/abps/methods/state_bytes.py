@@ -4,8 +4,6 @@ MessagePack with arrays as type, shape and bytes: nothing that could be executed
 that the dataclasses declare.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

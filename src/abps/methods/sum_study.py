@@ -7,8 +7,6 @@ where they end, so a site that was killed, or the next exchange, goes on from th
 ``regression`` is in :mod:`abps.methods.regression`; here are ``table-one`` and ``evaluation``.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ are hashed from (seed, center, round, place), for many centers at once, so a cen
 among others.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ the loss (negative log-likelihood up to a constant), its negative derivative, an
 terms have. The hierarchical model in :mod:`abps.models.hierarchical` needs nothing else.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

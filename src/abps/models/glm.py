@@ -4,8 +4,6 @@ Their totals over centers are those of the pooled rows, so Newton's method on th
 no row leaves a center. (DataSHIELD and vantage6 fit generalised linear models in this way.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

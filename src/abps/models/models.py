@@ -1,7 +1,5 @@
 """The paper's network and the linear model as PyTorch modules, and the layout of any module's parameters."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -3,8 +3,6 @@
 Models without compiled code learn here; it is the ``debug`` engine of the others, and their oracle.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

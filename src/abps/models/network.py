@@ -12,8 +12,6 @@ Shapes: P parameters in the order of the module, weight (out, in) and bias (out,
 ``widths`` are the layers' units, from the features to the one logit.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

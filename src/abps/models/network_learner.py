@@ -5,8 +5,6 @@ cache of one core; a thread per core takes center after center, each with single
 numbers do not depend on how many cores there are.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import cached_property

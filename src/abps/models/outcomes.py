@@ -4,8 +4,6 @@ Losses are those of :mod:`abps.models.families`; :mod:`abps.models.modules` has 
 differentiation.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ are averaged by how well they predict rows that they have not seen: a choice by 
 hundred rows is often luck. What is averaged are linear predictors.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Each runs single-threaded kernels: on products this small, threads of one produc
 and the numbers would depend on how many cores there are.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable

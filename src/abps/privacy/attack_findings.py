@@ -1,7 +1,5 @@
 """What attacks on a study's exchanges found, as a folder keeps it: ``audit-privacy.json``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A masked sum needs a finite ring, in which sums are exact whatever their order. 
 ring, so that a simulation and a federation of hospitals arrive at the same bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -15,8 +15,6 @@ with a member can still change it.)
 No key or mask depends on the study's seed, which all members know; the sum does not depend on any draw.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field

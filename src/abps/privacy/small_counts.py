@@ -5,8 +5,6 @@ certainly belong to that many patients (:func:`least_rows`); with one row per pa
 size itself. A table of outcome and column with a smaller, non-empty cell is not published at all.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

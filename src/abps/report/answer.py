@@ -1,8 +1,6 @@
 """The answer in words, for the page and the terminal: does working together help, how many hospitals, and
 would something simpler do? What the page says besides stands in its template."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median

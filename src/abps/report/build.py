@@ -1,7 +1,5 @@
 """From a study to its report: tables, figures and one page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 An interval is the mean of the repeats' intervals. What is small in a single repeat stays hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """One self-contained page: a template, its style, inline SVG, no network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The page of ``abps regress``: effects, how hospitals differ in them, and outcomes beside expected ones."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Figures of a study: accuracy against bytes, and accuracy over rounds."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What a study says to every single hospital: its own evidence, that of all, its calibration, with whom."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Verdicts in short words, and the tables of a study. No times in them: they must not change when a study is
 repeated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Tables as Markdown, CSV and LaTeX, and numbers as text."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -5,8 +5,6 @@ Terms are columns, ``spline(x, 4)`` (restricted cubic with so many degrees of fr
 categories and knots of splines, follows from sums of counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

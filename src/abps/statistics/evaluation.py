@@ -6,8 +6,6 @@ one. Hospitals that took no part in a model's making can be held apart and compa
 predict for a further hospital.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Each family returns the log-likelihood, its gradient (the score) and the negativ
 information) of a hospital's rows. Sums of these over hospitals are those of the pooled rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """Regressions as people use them: a request on one table, a result with its table, and its files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

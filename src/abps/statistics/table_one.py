@@ -9,8 +9,6 @@ suppressed cell would follow from it: a line or a hospital with one suppressed c
 suppressed cell says so and is not a zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ several have it), for each federation by itself. Test rows decide nothing here. 
 what was chosen, on seeds of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

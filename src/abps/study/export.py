@@ -1,8 +1,6 @@
 """Runs in the tools that people keep records with: MLflow (``abps[mlflow]``) and TensorBoard event files
 (``abps[tensorboard]``)."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator

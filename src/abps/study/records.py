@@ -6,8 +6,6 @@ folder whose receipt names the wanted run and whose files match their digests co
 named and computed again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

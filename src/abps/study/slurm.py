@@ -6,8 +6,6 @@ job that dies or is cancelled would never be noticed. So the queue itself is ask
 ``scontrol``), every question has a time limit, and waiting has a deadline.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

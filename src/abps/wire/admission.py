@@ -5,8 +5,6 @@ refusals per peer and logs them. Cheap checks come first: the sender, the number
 content.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager

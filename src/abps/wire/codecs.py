@@ -8,8 +8,6 @@ into blocks of 64 with one scale each, rounded up or down at random so that noth
 The random numbers come from the message's own stream, whose key the caller gives.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 

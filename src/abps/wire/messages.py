@@ -15,8 +15,6 @@ A study speaks exactly one version of this: the one of its signed proposal. Nobo
 older one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Callable

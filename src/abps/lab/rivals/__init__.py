@@ -1,7 +1,5 @@
 """Methods from the literature that we compare with, by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

@@ -12,8 +12,6 @@ The prior does the work of weight decay, which would drive s up to softplus(0) =
 The noise does the work of dropout, which is off by default.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -9,8 +9,6 @@ Trees are added until the summed validation loss has not fallen for ``patience``
 Not done: sending one of two children and subtracting, which would save up to half of the bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 

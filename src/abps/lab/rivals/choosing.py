@@ -4,8 +4,6 @@ rows, one of K models or heads.
 A graph is its edges (e, 2), every undirected edge once. A transfer is (receiver, sender).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Methods that divide centers into clusters: ClusteredFedAvg, IFCA, DFCA and Facade."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """FedAvg whose server or centers correct their steps: FedAvgM, FedDyn and SCAFFOLD."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ having at most ``peers`` links, so that a round has about n edges, as many as a 
 center hears exactly those it drew, one way, which touches about twice as many pairs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -9,8 +9,6 @@ The authors have one host that asks others; their text promises noise on the mea
 neither does this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

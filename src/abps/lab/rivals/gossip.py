@@ -1,7 +1,5 @@
 """Gossip: DeceFL and D-PSGD on a fixed graph, and gossip learning with random peers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

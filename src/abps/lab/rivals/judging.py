@@ -1,7 +1,5 @@
 """Peer methods whose centers judge the models of others on their own rows: DAC, PENS, FedFomo and DPFL."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

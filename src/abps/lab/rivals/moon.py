@@ -9,8 +9,6 @@ those of the received model and of the center's own model of the round before, b
 dropout. There is no projection head: it would change the model that is compared.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Star methods with a part or a model of every center's own: FedRep, Ditto and FedMAP."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 

@@ -11,8 +11,6 @@ The authors' regulariser, which turns a center towards its aggregate while it tr
 code it has the wrong sign.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -24,8 +24,6 @@ dPQL (Li et al. 2022) and COLA-GLMM (2025) have no penalty; the latter sends cou
 covariates once, which needs few categories. Their fits are what this one gives without the penalty.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 

@@ -14,8 +14,6 @@ Neighbours swap models, and a center averages its own (weight 1) with theirs (w_
 predictions on reference rows instead; patients' rows would then leave the center.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ journal records the decision with that person's name. Without approval of exactl
 declines, and only a decline code leaves. A withdrawal holds for the whole study, from its next round on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

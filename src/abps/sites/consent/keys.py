@@ -6,8 +6,6 @@ member installs both in its kit. The request is also signed with the member's pr
 that the authority knows who asks.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import re

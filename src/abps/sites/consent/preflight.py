@@ -4,8 +4,6 @@ Every check gives one sentence. What fails would end a job or keep the site out 
 Nothing is sent but the greeting of TLS.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime

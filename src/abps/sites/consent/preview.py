@@ -4,8 +4,6 @@ The values are computed by the functions that the study itself uses (:mod:`abps.
 site's own table and the proposal as it arrived; nothing is sent, and nothing is written into the store.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress

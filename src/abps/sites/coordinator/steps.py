@@ -4,8 +4,6 @@ When more than half of the sites are done, the others get the grace period. Site
 of the round, go on by themselves, and are asked again in a later round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

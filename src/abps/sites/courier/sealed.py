@@ -5,8 +5,6 @@ site says is in the letters, each of which only its reader can open. A letter re
 nobody can sign another site's letter as his own.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

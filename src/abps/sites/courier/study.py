@@ -8,8 +8,6 @@ Where a site stands follows from its store and from two folders of files, its ow
 file is taken whole or not at all, and written once; what was interrupted is done again with the same outcome.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

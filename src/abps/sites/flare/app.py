@@ -5,8 +5,6 @@ Only bytes and small lists travel: no object of ours is serialised. Peers reach 
 process may raise into the engine: a site that crashes ends everybody's job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

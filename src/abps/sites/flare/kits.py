@@ -6,8 +6,6 @@ that is the participant's own. What a site allows is written there: only the two
 names, no code that comes with a job, no shell for the operator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import io

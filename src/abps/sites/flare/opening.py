@@ -3,8 +3,6 @@
 Every stage that can fail has a decline code: only the code leaves the site, the sentence stays in its log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets

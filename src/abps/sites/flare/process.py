@@ -8,8 +8,6 @@ the authority and knows no revocation; the relay looks up whoever registers, or 
 list, which may change while it runs.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import runpy

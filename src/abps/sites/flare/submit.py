@@ -4,8 +4,6 @@ A job is data: what to start where, and the signed proposal. No code travels wit
 its own ``class_allow_list`` names these classes (``abps site provision`` writes that list).
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

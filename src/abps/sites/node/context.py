@@ -4,8 +4,6 @@ All parts of a site share one :class:`SiteContext`. What belongs to one round is
 made anew when a round begins; what peers and the scheduler change at once is changed under ``lock``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -10,8 +10,6 @@ it takes part in another one it compares, and before it signs the members of a f
 Patients are those of the patient column or, without one, rows by their place in the table.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

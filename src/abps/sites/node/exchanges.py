@@ -8,8 +8,6 @@ The state is what the broadcasts of all exchanges led to. Members keep them; a s
 later, asks other members for them and applies them, before it uploads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import threading

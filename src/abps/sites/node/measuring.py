@@ -7,8 +7,6 @@ relay cannot choose bins. The result stays in a store of its own, ``STUDY-scales
 what left; later jobs of the study go on with it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ work is done by the other modules of this package: they share :mod:`.context` an
 :mod:`.transport`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -7,8 +7,6 @@ site's log is copied: one may hold a path or a value of the table. The site read
 releases it, which signs it and is recorded in the journal; the operator verifies the signature.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import datetime

@@ -9,8 +9,6 @@ holds of the others. One that learns of a head that it signed itself, and that i
 that its log was rolled back or changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence

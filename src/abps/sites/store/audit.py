@@ -9,8 +9,6 @@ only for heads that were signed before it: every head says how many restores cam
 present store always binds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

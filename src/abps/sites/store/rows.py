@@ -4,8 +4,6 @@ Every row of a log fixes all rows before it: who changes, takes out or reorders 
 of every later row, and with them the head, which is signed and known to others.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json
