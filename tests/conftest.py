@@ -8,6 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# One thread for every linear algebra library, here and in every process that a test starts: on small
+# matrices threads only wait for each other, by spinning. The libraries read this once, when they are loaded.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+# ruff: noqa: E402
 import numpy as np
 import polars as pl
 import pytest
