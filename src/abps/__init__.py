@@ -42,31 +42,25 @@ if TYPE_CHECKING:
     from abps.study.compare import compare as compare
     from abps.study.compare import load_study as load_study
 
-#: What the package offers, and where it lies.
-_OFFERED = {
-    "ABPSClassifier": "abps.fitted.estimator",
-    "CATALOG": "abps.methods.catalog",
-    "Federation": "abps.data.federation",
-    "Method": "abps.methods.base",
-    "RequestError": "abps.core.errors",
-    "Run": "abps.engine.result",
-    "Study": "abps.study.compare",
-    "benchmark": "abps.lab.benchmark",
-    "check": "abps.data.table",
-    "compare": "abps.study.compare",
-    "federation": "abps.data.table",
-    "find": "abps.methods.catalog",
-    "fit": "abps.fitted.fit",
-    "load": "abps.data.table",
-    "load_model": "abps.fitted.folder",
-    "load_run": "abps.engine.result",
-    "load_study": "abps.study.compare",
-    "read_table": "abps.data.table",
-    "regress": "abps.statistics.regression",
-    "simulate": "abps.engine.simulate",
+#: What the package offers, by the module in which it lies.
+_PLACES = {
+    "core.errors": "RequestError",
+    "data.federation": "Federation",
+    "data.table": "check federation load read_table",
+    "engine.result": "Run load_run",
+    "engine.simulate": "simulate",
+    "fitted.estimator": "ABPSClassifier",
+    "fitted.fit": "fit",
+    "fitted.folder": "load_model",
+    "lab.benchmark": "benchmark",
+    "methods.base": "Method",
+    "methods.catalog": "CATALOG find",
+    "statistics.regression": "regress",
+    "study.compare": "Study compare load_study",
 }
+_OFFERED = {name: f"abps.{module}" for module, names in _PLACES.items() for name in names.split()}
 
-__all__ = list(_OFFERED)
+__all__ = sorted(_OFFERED)
 
 
 def __getattr__(name: str) -> Any:

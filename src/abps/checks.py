@@ -34,9 +34,7 @@ from abps.registry import first_line
 
 ROUNDS: Final = 2
 SEED: Final = 11
-
-#: A network small enough for the plain loop, and batches of unequal size.
-SMALL: Final = {"batch": 32, "hidden": (16, 8)}
+SMALL: Final = {"batch": 32, "hidden": (16, 8)}  # small enough for the plain loop; batches of unequal size
 
 #: How far weights may differ between engines: Adam divides by the gradient, and where that vanishes rounding
 #: alone may move a few weights by up to the learning rate.
@@ -74,8 +72,7 @@ class CheckFailure(RequestError):
 
     def __init__(self, what: str, check: str, why: str) -> None:
         super().__init__(f"{what} fails the check {check!r}: {why}")
-        self.check = check
-        self.why = why
+        self.check, self.why = check, why
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +83,11 @@ class MethodTrial:
     federation: Federation
 
     def run(self, engine: str = "simulate", seed: int = SEED, rounds: int = ROUNDS, **settings: Any) -> Run:
-        """A short run."""
         config = with_settings(self.config, settings) if settings else self.config
         return simulate(self.federation, config, seed, rounds, engine=engine, name="on trial")
 
     @cached_property
     def once(self) -> Run:
-        """The run that others are held against."""
         return self.run()
 
 
@@ -146,13 +141,8 @@ def engines_agree(trial: MethodTrial) -> str | None:
 def order_is_nothing(trial: MethodTrial) -> str | None:
     """Centers may be listed in any order."""
     given = trial.federation
-    last = given.size - 1
-    turned = replace(
-        given,
-        center=(last - given.center).astype(np.int32),
-        centers=given.centers[::-1],
-        groups=None if given.groups is None else given.groups[::-1],
-    )
+    center, groups = (given.size - 1 - given.center).astype(np.int32), given.groups and given.groups[::-1]
+    turned = replace(given, center=center, centers=given.centers[::-1], groups=groups)
     found, wanted = replace(trial, federation=turned).run().auroc.per_center, trial.once.auroc.per_center
     worst = max(abs(found[name] - value) for name, value in wanted.items())
     return f"with centers listed backwards an AUROC changes by {worst:.3f}" if worst > 1e-3 else None

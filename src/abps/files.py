@@ -23,9 +23,8 @@ def replacing(path: Path) -> Iterator[Path]:
         # Made with the rights that the user's umask leaves, as any other program would.
         handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except OSError as error:
-        raise RequestError(
-            f"cannot write in {path.parent}: {error.strerror}; choose another place"
-        ) from error
+        why = f"cannot write in {path.parent}: {error.strerror}"
+        raise RequestError(f"{why}; choose another place") from error
     os.close(handle)
     try:
         yield part
@@ -42,9 +41,8 @@ def folder(path: Path) -> Path:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError(
-            f"cannot make the folder {path}: {error.strerror}; choose another place"
-        ) from error
+        why = f"cannot make the folder {path}: {error.strerror}"
+        raise RequestError(f"{why}; choose another place") from error
     return Path(path)
 
 
@@ -59,13 +57,11 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file of bytes whole."""
     with replacing(path) as part:
         part.write_bytes(content)
 
@@ -83,7 +79,6 @@ def as_json(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole."""
     write_text(path, as_json(value))
 
 

@@ -1,11 +1,7 @@
-"""The cores of this machine, and functions in its code: compiled when first called, without the
-interpreter's lock, kept on disk.
-
-The compiler is loaded with the first call, too: it takes more memory than a site's whole job without it.
-
-Numba keeps machine code beside the package or in the user's cache, until the function's own file changes: a
-compiled function calls compiled functions of its own file only.
-"""
+"""The cores of this machine, and functions in its code: compiled when first called, without the interpreter's
+lock, kept on disk. The compiler, too, is loaded with the first call: it takes more memory than a site's whole
+job. Numba keeps machine code until the function's own file changes, so a compiled function calls compiled
+functions of its own file only."""
 
 import functools
 import os
@@ -24,10 +20,8 @@ def available_cores() -> list[int]:
 
 
 class compiled:
-    """A function that is compiled when it is first called; compiled functions may call it.
-
-    It takes numbers, arrays and plain tuples of them.
-    """
+    """A function of numbers, arrays and plain tuples of them, compiled when it is first called; compiled
+    functions may call it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -35,13 +29,11 @@ class compiled:
         self._made: Any = None
 
     def __call__(self, *given: Any) -> Any:
-        """Its value, by machine code."""
         if self._made is not None:
             return self._made(*given)
         return self.made()(*given)
 
     def made(self) -> Any:
-        """The compiler's own function."""
         with _making:
             if self._made is None:
                 self._made = _compiler()(self.py_func)

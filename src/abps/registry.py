@@ -17,10 +17,8 @@ T = TypeVar("T")
 
 
 class Extended(Mapping[str, T]):
-    """A mapping of known entries, and of more that stand at ``package.module:NAME``.
-
-    That module is imported only when a name is not among the known ones, or when all names are listed.
-    """
+    """A mapping of known entries, and of more that stand at ``package.module:NAME``, which is imported only
+    when a name is not among the known ones, or when all are listed."""
 
     def __init__(self, known: Mapping[str, T], place: str, convert: Callable[[Any], T]) -> None:
         self._known, self._place, self._convert = dict(known), place, convert
@@ -62,7 +60,6 @@ class Registry(Generic[T]):
     listing: str = ""
 
     def find(self, name: str) -> T:
-        """The thing of this name."""
         if name in self.builtin:
             return self.builtin[name]
         if ":" in name:
@@ -78,17 +75,13 @@ class Registry(Generic[T]):
         return {point.name: point.value for point in sorted(_entry_points(self.group))}
 
     def names(self) -> tuple[str, ...]:
-        """Every name, ours first."""
         return (*self.builtin, *(name for name in self.others() if name not in self.builtin))
 
     def _accepted(self, name: str, found: Any) -> T:
         thing = self.accept(found)
         if thing is None:
-            what = (
-                f"the class {found.__name__}"
-                if isinstance(found, type)
-                else f"of type {type(found).__name__}"
-            )
+            is_class = isinstance(found, type)
+            what = f"the class {found.__name__}" if is_class else f"of type {type(found).__name__}"
             raise RequestError(f"{name} is not a {self.kind} but {what}; it must be {self.wanted}")
         return thing
 
@@ -102,24 +95,18 @@ def _entry_points(group: str) -> EntryPoints:
 def imported(place: str, kind: str = "object") -> Any:
     """What stands at ``package.module:NAME``."""
     module, _, attribute = place.partition(":")
-    if (
-        not module
-        or not attribute
-        or not all(p.isidentifier() for p in (*module.split("."), *attribute.split(".")))
-    ):
+    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise RequestError(f"{kind} {place!r}: write package.module:NAME")
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise RequestError(
-                f"{kind} {place}: there is no module {error.name!r}; install its package or go to its folder"
-            ) from error
+            why = f"there is no module {error.name!r}; install its package or go to its folder"
+            raise RequestError(f"{kind} {place}: {why}") from error
         raise RequestError(f"{kind} {place}: importing {module} failed: {error}") from error
     except Exception as error:  # whatever a foreign module does when it is imported
-        raise RequestError(
-            f"{kind} {place}: importing {module} failed with {type(error).__name__}: {first_line(error)}"
-        ) from error
+        why = f"importing {module} failed with {type(error).__name__}: {first_line(error)}"
+        raise RequestError(f"{kind} {place}: {why}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in dir(found) if not name.startswith("_")]

@@ -32,8 +32,7 @@ from abps.sites.store import audit
 from abps.sites.store.audit import JournalEvent
 from abps.sites.store.store import Store
 
-#: Lines of the log on a page, and values of a preview.
-SHOWN = 300
+SHOWN = 300  # lines of the log on a page, and values of a preview
 
 #: What a hospital can decide about a study.
 DECISIONS = {

@@ -21,8 +21,7 @@ import psutil
 
 from abps import files
 
-#: Seconds until a stopped command is killed.
-PATIENCE = 10.0
+PATIENCE = 10.0  # seconds until a stopped command is killed
 
 
 class JobState(StrEnum):

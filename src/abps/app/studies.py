@@ -19,19 +19,15 @@ from abps import files
 from abps.app.jobs import Job, command_words
 from abps.core.errors import RequestError
 
-#: Files that can be read as tables.
-SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx", ".xls")
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".xlsx", ".xls")  # files that can be read as tables
 
 #: Roles that one column takes, options that take several columns, and options that are words.
 ROLES = ("label", "center", "patient", "time", "duration", "group")
 LISTS = ("drop", "keep")
 TEXTS = ("positive", "outcome")
 
-#: What an outcome can be; empty: recognised.
-OUTCOMES = ("", "binary", "survival", "classes", "continuous")
-
-#: Corrections that the check's sentences name.
-OFFERS = ("patient", "time", "keep", "drop")
+OUTCOMES = ("", "binary", "survival", "classes", "continuous")  # what an outcome can be; empty: recognised
+OFFERS = ("patient", "time", "keep", "drop")  # corrections that the check's sentences name
 
 METHODS = "local-best,fedavg,abps-plus"
 DEPTHS = {"quick": "11", "thorough": "11,22,33"}

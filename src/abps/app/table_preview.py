@@ -16,17 +16,10 @@ from abps.core.errors import RequestError
 from abps.data.reading import read_raw
 from abps.data.roles import WORDS, is_called, is_patient_name, normalise
 
-#: Rows to show, and letters of a cell.
-SHOWN, LETTERS = 8, 40
-
-#: A date, in any of the usual orders.
-_DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b")
-
-#: What dates of birth are called.
-_BIRTH = re.compile("birth|geburt|naiss|nacim|nascit|dob")
-
-#: Values up to which a column may name hospitals.
-MOST_CENTERS = 2000
+SHOWN, LETTERS = 8, 40  # rows to show, and letters of a cell
+_DATE = re.compile(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b")  # a date, in any of the usual orders
+_BIRTH = re.compile("birth|geburt|naiss|nacim|nascit|dob")  # what dates of birth are called
+MOST_CENTERS = 2000  # values up to which a column may name hospitals
 
 #: Names of columns with an outcome, in the languages that ``abps check`` reads.
 OUTCOMES = (

@@ -14,17 +14,13 @@ from abps.core.errors import RequestError
 from abps.data.federation import TableCheck, is_builtin, left_out_lines
 from abps.data.repairs import RULES, Repair
 
-#: Centers left out up to which a run does not say where all are named.
-SHOWN = 8
+SHOWN = 8  # centers left out up to which a run does not say where all are named
 
 #: Names of options that warnings give as ``keep=COL``, and their flags.
 FLAGS = {name: f"--{name}" for name in ("center", "drop", "keep", "patient", "positive", "time")}
 
-#: The comparison to begin with.
-COMPARE = "abps compare --methods local-best,fedavg,abps-plus"
-
-#: Columns up to which the terminal shows a line for each.
-MANY_COLUMNS = 40
+COMPARE = "abps compare --methods local-best,fedavg,abps-plus"  # the comparison to begin with
+MANY_COLUMNS = 40  # columns up to which the terminal shows a line for each
 
 
 def check(

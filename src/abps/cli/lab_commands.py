@@ -318,8 +318,7 @@ def _say(found: Drift) -> None:
 
 # --- attacks on a study ----------------------------------------------------------------------------------
 
-#: Training rows of the centers that are attacked, by default.
-SIZES = (13, 40, 200)
+SIZES = (13, 40, 200)  # training rows of the centers that are attacked, by default
 
 
 def audit_privacy(

@@ -144,8 +144,7 @@ def app() -> typer.Typer:
     return cli
 
 
-#: The exit code after Ctrl-C, and of the command line's library for it.
-STOPPED = 130
+STOPPED = 130  # the exit code after Ctrl-C, and of the command line's library for it
 
 
 def clean_up_on_signals() -> list[int]:

@@ -24,8 +24,7 @@ from abps.study.compare import load_study
 from abps.study.execute import Executor, StudyOutcome, run_study
 from abps.study.plan import Plan, Request
 
-#: Columns of a table where there is no terminal.
-WIDTH = 80
+WIDTH = 80  # columns of a table where there is no terminal
 
 
 def finish(

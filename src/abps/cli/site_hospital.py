@@ -28,8 +28,7 @@ from abps.sites.store import audit
 from abps.sites.store.audit import JournalEvent
 from abps.sites.store.store import Store
 
-#: The exit code of a check that fails: neither a wrong request nor an internal error.
-FAILED = 3
+FAILED = 3  # the exit code of a check that fails: neither a wrong request nor an internal error
 
 Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
 AnyKit = Annotated[Path, typer.Argument(help="The startup kit of a site, of the relay or of an operator.")]

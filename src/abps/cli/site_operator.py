@@ -33,8 +33,7 @@ Approval = Annotated[
     ),
 ]
 
-#: The method of a study if none is named.
-METHOD = "abps-plus"
+METHOD = "abps-plus"  # the method of a study if none is named
 
 
 def provision(

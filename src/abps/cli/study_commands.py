@@ -21,8 +21,7 @@ from abps.core.errors import RequestError, nearest
 #: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
 DEMO_METHODS: Final = ("local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")
 
-#: Repeats: every patient is scored once in each.
-DEMO_SEEDS: Final = "11"
+DEMO_SEEDS: Final = "11"  # repeats: every patient is scored once in each
 
 #: Hospitals that differ, and hospitals that are alike.
 DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"

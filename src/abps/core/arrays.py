@@ -1,6 +1,4 @@
-"""Arrays of model weights: shapes, averages (the weighted mean, and robust ones that a few bad senders cannot
-move far), and whether weights that arrive are plausible.
-"""
+"""Arrays of model weights: averages (the mean, and robust ones), and whether what arrives is plausible."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -8,8 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-#: One model (P,), or one per row (n, P).
-Weights = NDArray[np.float32]
+Weights = NDArray[np.float32]  # one model (P,), or one per row (n, P)
 
 
 def repeated(row: Weights, n: int) -> Weights:
@@ -23,10 +20,8 @@ def compact(rows: Weights) -> Weights:
 
 
 def weighted_sum(weights: Weights, rows: Weights) -> Weights:
-    """(P,) the sum of rows (n, P) times weights (n,), row after row.
-
-    No BLAS: its order of summation, and so the last bit, differs between machines.
-    """
+    """(P,) the sum of rows (n, P) times weights (n,), row after row. No BLAS: its order of summation, and so
+    the last bit, differs between machines."""
     total = np.zeros(rows.shape[1:], dtype=rows.dtype)
     for weight, row in zip(weights.astype(rows.dtype), rows):
         total += weight * row
@@ -42,16 +37,13 @@ def lerp(start: Weights, end: Weights, weight: float | Weights) -> Weights:
 
 
 #: How many times farther from the common start than the own model a peer's may be. Among the built-in centers
-#: the largest ratio of two honest ones is 3.4, in the first round; a center with forty times the rows takes
-#: forty times the steps.
+#: the largest ratio of two honest ones is 3.4; one with forty times the rows takes forty times the steps.
 FARTHEST = 30.0
 
 
 def distances(models: NDArray[np.float32], start: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(k,) how far models (k, columns) are from the common start (P,); not finite where a model is none.
-
-    Columns beyond the start's begin at zero.
-    """
+    """(k,) how far models (k, columns) are from the common start (P,), whose columns beyond P are zero; not
+    finite where a model is none."""
     known = min(models.shape[1], len(start))
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.zeros(len(models))
@@ -71,14 +63,9 @@ def plausible(
 
 # ---------------------------------------------------------------- averages of (senders, columns)
 
-#: A center's weight in an average: its training rows, or the same for all.
-Weighting = Literal["size", "uniform"]
-
-#: How a server aggregates models.
-Aggregate = Literal["mean", "median", "trimmed", "krum", "trusted"]
-
-#: The share of bad senders that trimmed means and Krum assume.
-BAD = 0.2
+Weighting = Literal["size", "uniform"]  # a center's weight in an average: its training rows, or the same
+Aggregate = Literal["mean", "median", "trimmed", "krum", "trusted"]  # how a server aggregates models
+BAD = 0.2  # the share of bad senders that trimmed means and Krum assume
 
 
 def weighted_mean(models: Weights, weights: Weights) -> Weights:
@@ -93,8 +80,7 @@ def shares(sizes: Weights, weighting: Weighting) -> Weights:
 
 def median(sent: Weights, weights: Weights) -> Weights:
     """The median of every column (Yin et al. 2018), unweighted, because senders could claim any size."""
-    ordered = np.sort(sent, axis=0)
-    n = len(sent)
+    ordered, n = np.sort(sent, axis=0), len(sent)
     return np.asarray((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
 
 
@@ -106,8 +92,7 @@ def trimmed(sent: Weights, weights: Weights) -> Weights:
 
 def krum(sent: Weights, weights: Weights) -> Weights:
     """The mean of the four fifths with the nearest neighbours (multi-Krum, Blanchard et al. 2017)."""
-    n = len(sent)
-    bad = int(BAD * n)
+    n, bad = len(sent), int(BAD * len(sent))
     exact = sent.astype(np.float64)
     far = np.stack([np.square(exact - row).sum(axis=1) for row in exact])
     near = np.sort(far, axis=1)[:, 1 : max(2, n - bad - 1)].sum(axis=1)
@@ -115,11 +100,8 @@ def krum(sent: Weights, weights: Weights) -> Weights:
 
 
 def trusted(sent: Weights, weights: Weights, before: Weights) -> Weights:
-    """The last average plus steps weighted by their cosine with the median step, and no longer than it.
-
-    After FLTrust (Cao et al. 2021), whose server computes the reference step on its own rows; here it is the
-    median of the received steps.
-    """
+    """The last average plus steps weighted by their cosine with the median step, and no longer than it. After
+    FLTrust (Cao et al. 2021), whose server computes the reference step on its own rows."""
     steps = sent - before
     guide = median(steps, weights)
     length, lengths = np.linalg.norm(guide), np.linalg.norm(steps, axis=1)
@@ -130,8 +112,5 @@ def trusted(sent: Weights, weights: Weights, before: Weights) -> Weights:
 
 
 AGGREGATES: dict[str, Callable[[Weights, Weights], Weights]] = {
-    "mean": weighted_mean,
-    "median": median,
-    "trimmed": trimmed,
-    "krum": krum,
-}
+    "mean": weighted_mean, "median": median, "trimmed": trimmed, "krum": krum,
+}  # fmt: skip

@@ -1,9 +1,6 @@
-"""Beta beliefs about peers: what center i thinks of peer j's usefulness.
-
-A belief is prior + evidence. Only pairs that have been observed are stored, sorted by pair, so memory
-grows with observations and not with n²; every other pair has the prior. Evidence is kept apart from
-the prior, so that a prior may be replaced (or learned) without touching what was observed.
-"""
+"""Beta beliefs about peers: what center i thinks of peer j's usefulness. Only observed pairs are stored,
+sorted, so memory grows with observations and not with n²; every other pair has the prior, which is kept apart
+from the evidence and may be replaced."""
 
 from __future__ import annotations
 
@@ -26,18 +23,14 @@ class BetaPosterior:
 
     @property
     def mean(self) -> Floats:
-        """BetaPosterior mean of the utility in [0, 1]."""
         return self.alpha / (self.alpha + self.beta)
 
 
 @dataclass(frozen=True, eq=False)
 class Beliefs:
-    """The beliefs of n centers about each other.
-
-    prior: (alpha0, beta0) of every pair that was never observed.
-    key: (m,) sorted pair numbers ``center * n + peer``; gain, loss, count: (m,) evidence for usefulness,
-    against it, and number of observations.
-    """
+    """The beliefs of n centers about each other.  prior: (alpha0, beta0) of every pair that was never
+    observed.  key: (m,) sorted pair numbers ``center * n + peer``; gain, loss, count: (m,) evidence for
+    usefulness, against it, and number of observations."""
 
     n: int
     prior: tuple[float, float] = (1.0, 1.0)
@@ -66,11 +59,9 @@ class Beliefs:
         return BetaPosterior(alpha.reshape(pair.shape), beta.reshape(pair.shape), count.reshape(pair.shape))
 
     def observe(self, center: ArrayLike, peer: ArrayLike, value: ArrayLike) -> Beliefs:
-        """The beliefs after soft Bernoulli observations ``value`` in [0, 1]: Eq. (6) of the paper.
-
-        Every observation adds ``value`` to alpha, ``1 - value`` to beta, and one to the count. Pairs may
-        repeat. An undefined value (NaN) is no observation.
-        """
+        """The beliefs after soft Bernoulli observations ``value`` in [0, 1], Eq. (6) of the paper: each adds
+        ``value`` to alpha, ``1 - value`` to beta, and one to the count. Pairs may repeat. NaN is no
+        observation."""
         i, j, v = np.broadcast_arrays(
             np.asarray(center, dtype=np.int64),
             np.asarray(peer, dtype=np.int64),

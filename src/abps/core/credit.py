@@ -1,7 +1,5 @@
-"""Credit: the contribution of each partner's model, by Shapley value, mapped to [0, 1].
-
-A coalition of k partners is a bit mask: bit p set means that partner p is in it.
-"""
+"""Credit: the contribution of each partner's model, by Shapley value, mapped to [0, 1]. A coalition of k
+partners is a bit mask: bit p set means that partner p is in it."""
 
 import math
 from collections.abc import Callable
@@ -12,8 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Up to this many partners credit is exact; above, it is sampled.
-EXACT_UP_TO = 5
+EXACT_UP_TO = 5  # up to this many partners credit is exact; above, it is sampled
 
 
 def shapley(utility: Floats) -> Floats:
@@ -35,11 +32,9 @@ def shapley(utility: Floats) -> Floats:
 
 
 def sampled_shapley(permutations: Ints, utility: Callable[[list[int]], Floats], tolerance: float) -> Floats:
-    """(k,) truncated Monte-Carlo Shapley values over the permutations (B, k) of k partners.
-
-    utility: the utilities of a list of coalitions; every coalition is asked for once. A permutation is cut
-    off, its remaining partners getting nothing, once its coalition is within ``tolerance`` of the whole.
-    """
+    """(k,) truncated Monte-Carlo Shapley values over the permutations (B, k) of k partners.  utility: the
+    utilities of a list of coalitions. A permutation is cut off, its remaining partners getting nothing, once
+    its coalition is within ``tolerance`` of the whole."""
     count, k = permutations.shape
     whole = (1 << k) - 1
     known: dict[int, float] = {}

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
 
-#: Lowest and highest values of settings, by name.
-Limits = Mapping[str, tuple[float, float]]
+Limits = Mapping[str, tuple[float, float]]  # lowest and highest values of settings, by name
 
 FROM_0, FROM_1, POSITIVE = (0.0, math.inf), (1.0, math.inf), (math.ulp(0.0), math.inf)
 SHARE = (math.ulp(0.0), math.nextafter(1.0, 0.0))

@@ -1,9 +1,6 @@
-"""Goals: whom a center wants to consider at all, judged on small public metadata vectors.
-
-A goal gives every ordered pair a score f_i(v_i, v_j); peer j is a candidate of center i when the
-score reaches a threshold, calibrated so that a fixed share of pairs remains. Every center may have
-a goal of its own.
-"""
+"""Goals: whom a center wants to consider at all, judged on small public metadata vectors. A goal gives every
+ordered pair a score f_i(v_i, v_j); peer j is a candidate of center i when the score reaches a threshold,
+calibrated so that a fixed share of pairs remains. Every center may have a goal of its own."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,11 +20,8 @@ Goal = Callable[[Floats, Floats], Floats]
 
 
 def inner(a: Floats, b: Floats) -> Floats:
-    """(a, b) inner products of all rows (a, k) and (b, k), added in one fixed order.
-
-    A matrix product adds in an order that depends on the shape and on the machine. The threshold is itself a
-    pair's score, so that a last digit decides; and two centers must agree on whether they admit each other.
-    """
+    """(a, b) inner products of all rows (a, k) and (b, k), added in one fixed order, unlike a matrix product:
+    the threshold is itself a pair's score, so that a last digit decides."""
     total = np.zeros((len(a), len(b)))
     for k in range(a.shape[1]):
         total += a[:, None, k] * b[None, :, k]
@@ -100,19 +94,15 @@ def pair_scores(vectors: Floats, goals: Sequence[Goal]) -> Floats:
 
 
 def same_goal(goals: Sequence[Any]) -> list[NDArray[np.int64]]:
-    """The centers of each distinct goal."""
     number = {g: k for k, g in enumerate(dict.fromkeys(goals))}
     of = np.array([number[g] for g in goals], dtype=np.int64)
     return [np.flatnonzero(of == k) for k in range(len(number))]
 
 
 def thresholds(scores: Floats, goals: Sequence[Goal], keep: float, scope: str) -> Floats:
-    """(n,) the score that a peer must reach so that the share ``keep`` of pairs remains.
-
-    ``global_pairs``: one threshold per goal, over all pairs of the centers that have it (Sec. 4.1: goals
-    live on different scales). ``per_center``: every center keeps that share of its own peers (Sec. 6.5).
-    Ties at the threshold stay in.
-    """
+    """(n,) the score that a peer must reach so that the share ``keep`` of pairs remains; ties stay in.
+    ``global_pairs``: one threshold per goal, over all pairs of the centers that have it (Sec. 4.1: goals live
+    on different scales). ``per_center``: every center keeps that share of its own peers (Sec. 6.5)."""
     n = len(scores)
     if not 0 < keep <= 1:
         raise RequestError(f"keep={keep}: the share of pairs to keep must be above 0 and at most 1")
@@ -141,27 +131,19 @@ def admitted(scores: Floats, threshold: Floats) -> NDArray[np.bool_]:
     return mask
 
 
-# ---------------------------------------------------------------- candidate sets
-
-
-#: Centers up to which all pairs are scored.
-TABLE_UP_TO: Final = 4096
+TABLE_UP_TO: Final = 4096  # centers up to which all pairs are scored
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The candidate sets C_i of centers.
-
-    table: (n, n) who is a candidate of whom; none: everybody is.  group: (n,) and then only peers of the same
-    group; none: of any.
-    """
+    """The candidate sets C_i of centers.  table: (n, n) who is a candidate of whom; none: everybody is.
+    group: (n,) and then only peers of the same group; none: of any."""
 
     table: NDArray[np.bool_] | None = None
     group: Ints | None = None
 
 
 def group_numbers(groups: Sequence[str] | None) -> Ints:
-    """(n,) the number of every center's declared group."""
     if groups is None:
         raise RequestError("partners inside a declared group need groups; name the column with group=COL")
     return np.unique(np.array(groups), return_inverse=True)[1]

@@ -1,19 +1,13 @@
-"""The ledger: one definition of a byte, used by every method.
-
-``edge`` counts a payload once per undirected edge and round (the paper's column); ``directed`` counts
-every one-way transfer; ``control`` is everything that is not model weights: metadata, proposals,
-answers, rankings, losses. Payloads are the encoded frames, header included.
-"""
+"""The ledger: one definition of a byte, used by every method. ``edge`` counts a payload once per undirected
+edge and round (the paper's column); ``directed`` counts every one-way transfer; ``control`` is everything
+that is not model weights. Payloads are the encoded frames, header included."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Dollars per gigabyte that leaves a center (the paper's figure).
-EGRESS_USD_PER_GB = 0.09
-
-#: A proposal, an answer or a small report: kind, round, center, value.
-CONTROL_MESSAGE = 16
+EGRESS_USD_PER_GB = 0.09  # dollars per gigabyte that leaves a center (the paper's figure)
+CONTROL_MESSAGE = 16  # a proposal, an answer or a small report: kind, round, center, value
 
 
 @dataclass(frozen=True)
@@ -34,10 +28,8 @@ class Traffic:
 
 
 def pairs(edges: int, payload: int, proposals: int = 0) -> Traffic:
-    """Partners swap payloads: one edge, two transfers.
-
-    Each proposal is one message and one answer; each match is confirmed by one message more.
-    """
+    """Partners swap payloads: one edge, two transfers. Each proposal is one message and one answer; each
+    match is confirmed by one message more."""
     control = (2 * proposals + edges) * CONTROL_MESSAGE
     return Traffic(edge=edges * payload, directed=2 * edges * payload, control=control)
 
@@ -48,17 +40,15 @@ def directory(centers: int, entries: int) -> Traffic:
 
 
 def exchange_bytes(members: int, up: int, down: int) -> Traffic:
-    """The coordinator is one of the centers; ``members`` others send it ``up`` bytes and receive ``down``
-    bytes, all together, in a message each way."""
+    """``members`` send the coordinator, one of the centers, ``up`` bytes and receive ``down``, all together,
+    in a message each way."""
     return Traffic(control=2 * CONTROL_MESSAGE * members + up + down)
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """What has been spent, round by round, against a budget of edge bytes.
-
-    When a round's weights would overdraw the budget, communication ends for good.
-    """
+    """What has been spent, round by round, against a budget of edge bytes. When a round's weights would
+    overdraw it, communication ends for good."""
 
     budget: float | None = None
     spent: Traffic = Traffic()
@@ -66,13 +56,10 @@ class Ledger:
     closed: bool = False
 
     def affords(self, planned: Traffic) -> bool:
-        """Whether a planned exchange still fits."""
         return not self.closed and (self.budget is None or self.spent.edge + planned.edge <= self.budget)
 
     def book(self, round: Traffic) -> Ledger:
-        """The ledger after a round."""
         return Ledger(self.budget, self.spent + round, (*self.rounds, round), self.closed)
 
     def close(self) -> Ledger:
-        """The ledger after the budget was reached."""
         return Ledger(self.budget, self.spent, self.rounds, True)

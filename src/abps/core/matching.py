@@ -1,17 +1,11 @@
 """Propose and reject: who works with whom this round, who rests, and why.
 
-One greedy pass as in Algorithm 1: centers take turns; each goes down its ranking and proposes until it
-has κ partners or nobody is left. A peer that is asked answers
-
-* ``full``      if it already has κ partners,
-* ``filtered``  if its own goal does not admit the proposer,
-* ``declined``  if its score of the proposer is below its threshold,
-* ``accepted``  otherwise: the two are partners of each other from then on.
-
-:mod:`abps.methods.proposals` does so by beliefs; :func:`propose` is for methods that accept everybody.
-
-Partner sets are cleared once, before the pass: clearing them inside the loop, as the printed algorithm
-does, would erase links already granted.
+One greedy pass as in Algorithm 1: centers take turns; each goes down its ranking and proposes until it has κ
+partners or nobody is left. A peer that is asked answers ``full`` if it already has κ partners, ``filtered``
+if its own goal does not admit the proposer, ``declined`` if its score of the proposer is below its threshold,
+and ``accepted`` otherwise: the two are partners from then on. :mod:`abps.methods.proposals` does so by
+beliefs; :func:`propose` is for methods that accept everybody. Partner sets are cleared once, before the pass:
+clearing them inside the loop, as the printed algorithm does, would erase links already granted.
 """
 
 from collections.abc import Sequence
@@ -25,8 +19,6 @@ Ints = NDArray[np.int64]
 
 
 class Answer(IntEnum):
-    """How a peer answers a proposal."""
-
     ACCEPTED = 0
     FULL = 1
     FILTERED = 2
@@ -47,17 +39,11 @@ class Rest(IntEnum):
 
     @property
     def words(self) -> str:
-        """In plain words; nothing for a center that has a partner."""
-        words = {
-            Rest.NOT: "",
-            Rest.QUIET: "no exchange in this round",
-            Rest.PRIVACY: "privacy account spent",
-        }
+        words = {Rest.NOT: "", Rest.QUIET: "no exchange in this round", Rest.PRIVACY: "privacy account spent"}
         return words.get(self, self.key.replace("_", " "))
 
     @property
     def key(self) -> str:
-        """As a name in results."""
         return self.name.lower()
 
 
@@ -67,14 +53,10 @@ CAUSES = (Rest.NO_CANDIDATES, Rest.ALL_FULL, Rest.DECLINED, Rest.BUDGET, Rest.QU
 
 @dataclass(frozen=True, eq=False)
 class MatchingPlan:
-    """The outcome of one round's proposals.
-
-    pairs: (e, 2) partners, each pair once, proposer first, in the order of acceptance.
-    center, peer, answer: (p,) the proposals made and how the peer answered, in order: all of them, or the
-    accepted ones alone where there are too many to list.
-    rest: (n,) a :class:`Rest` per center.
-    asked: (n, 4) how many proposals each center made, by :class:`Answer`.
-    """
+    """The outcome of one round's proposals.  pairs: (e, 2) partners, each pair once, proposer first, in the
+    order of acceptance.  center, peer, answer: (p,) the proposals made and how the peer answered, in order
+    (the accepted ones alone where there are too many to list).  rest: (n,) a :class:`Rest` per center.
+    asked: (n, 4) how many proposals each center made, by :class:`Answer`."""
 
     n: int
     pairs: Ints
@@ -86,16 +68,12 @@ class MatchingPlan:
 
     @property
     def proposals(self) -> int:
-        """How many proposals were made."""
         return int(self.asked.sum())
 
 
 def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], kappa: int) -> MatchingPlan:
-    """One greedy pass in which everybody accepts while a place is left.
-
-    order: the centers in the order of their turns.  rankings: for every center, the peers it is ready to
-    ask, best first.
-    """
+    """One greedy pass in which everybody accepts while a place is left.  order: the centers in the order of
+    their turns.  rankings: for every center, the peers it is ready to ask, best first."""
     n = len(rankings)
     mine: list[set[int]] = [set() for _ in range(n)]
     made: list[tuple[int, int, Answer]] = []

@@ -14,7 +14,6 @@ from abps.core.errors import FROM_0, FROM_1, Limits, RequestError, validate
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-
 #: Exploration schedules: the constant of the experiments, and the two of the regret proof.
 EpsilonSchedule = Literal["constant", "inv_sqrt_horizon", "c_over_t"]
 
@@ -23,12 +22,11 @@ EpsilonSchedule = Literal["constant", "inv_sqrt_horizon", "c_over_t"]
 class Selection:
     """How partners are chosen (defaults: the paper's settings, read literally).
 
-    kappa: how many partners a center may have.  gamma: weight of the confidence radius.
-    epsilon, eps_schedule: exploration (constant, inv_sqrt_horizon or c_over_t).
-    tau_acc: the score from which a proposal is accepted.  prior: Beta(alpha0, beta0).
-    proposer_check: a center also asks only peers whose score reaches tau_acc (Lemma 1's reading).
-    tie_break, order of turns: random or index.
-    policy: ucb, or random (the control: every candidate is as good as any other).
+    kappa: how many partners a center may have.  gamma: weight of the confidence radius.  epsilon,
+    eps_schedule: exploration.  tau_acc: the score from which a proposal is accepted.  prior: Beta(alpha0,
+    beta0). proposer_check: a center also asks only peers whose score reaches tau_acc (Lemma 1's reading).
+    tie_break, order of turns: random or index.  policy: ucb, or random (the control: every candidate is as
+    good as any other).
     """
 
     kappa: int = 3
@@ -63,10 +61,7 @@ def ucb(belief: BetaPosterior, t: int, gamma: float) -> Floats:
 
 
 def epsilon(schedule: EpsilonSchedule, c: float, t: int, horizon: int) -> float:
-    """The probability of exploring in round t.
-
-    ``constant``: c. ``inv_sqrt_horizon``: c / sqrt(horizon). ``c_over_t``: min(1, c / t).
-    """
+    """The probability of exploring in round t: c, c / sqrt(horizon), or min(1, c / t)."""
     if schedule == "constant":
         return min(1.0, c)
     return min(1.0, c / (math.sqrt(max(1, horizon)) if schedule == "inv_sqrt_horizon" else t))

@@ -1,13 +1,9 @@
 """Random streams: one per (seed, center, round, purpose), and nothing else is random.
 
-Every draw in a run is a pure function of those four, so results do not depend on the order in
-which centers are processed, on the number of processes, or on where a run was interrupted; and a
-hospital that runs alone draws exactly what the simulation draws for it.
-
-Two forms of one idea:
-
-* ``generator`` gives a NumPy generator (SFC64) for one center: shuffles, masks.
-* ``uniforms`` hashes whole arrays of (center, index) at once: what selection over many pairs needs.
+Every draw is a pure function of those four: results do not depend on the order in which centers are
+processed, on the number of processes, or on where a run was interrupted; and a hospital that runs alone draws
+exactly what the simulation draws for it. ``generator`` gives a NumPy generator (SFC64) for one center;
+``uniforms`` hashes whole arrays of (center, index) at once, as selection over many pairs needs.
 """
 
 import hashlib
@@ -17,42 +13,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: The purposes of streams, and the number of each in every key. Numbers never change, so that a new purpose
-#: leaves the draws of all others as they are. A user's own method names its purposes ``package:purpose``;
-#: their numbers are digests in the upper half of 64 bits, where ours never are.
-PURPOSES: Final = {
-    "initial-weights": 0,
-    "split": 1,
-    "batches": 2,
-    "dropout": 3,
-    "proposal-order": 4,
-    "tie-break": 5,
-    "explore": 6,
-    "explore-peer": 7,
-    "random-pairing": 8,
-    "permutations": 9,
-    "codec": 10,
-    "policy": 11,
-    "accept": 12,
-    "graph": 13,
-    "sample-weights": 14,
-    "sketch": 15,
-    "generate": 16,
-    "bootstrap": 17,
-    "partition": 18,
-    "words": 19,
-    "calibration": 20,
-    "drift-test": 21,
-    "null": 22,
-    "attack": 23,
-    "coordinator": 24,
-    "clusters": 25,
-    "private-sample": 26,
-    "private-noise": 27,
-    "attestation": 28,
-    "participation": 29,
-    "fold": 40,
-}
+#: The purposes of streams, and the number of each in every key. Numbers never change (append at the end), so
+#: that a new purpose leaves the draws of all others as they are. A user's own method names its purposes
+#: ``package:purpose``; their numbers are digests in the upper half of 64 bits, where ours never are.
+PURPOSES: Final = {purpose: k for k, purpose in enumerate((
+    "initial-weights", "split", "batches", "dropout", "proposal-order", "tie-break", "explore",
+    "explore-peer", "random-pairing", "permutations", "codec", "policy", "accept", "graph",
+    "sample-weights", "sketch", "generate", "bootstrap", "partition", "words", "calibration", "drift-test",
+    "null", "attack", "coordinator", "clusters", "private-sample", "private-noise", "attestation",
+    "participation",
+))} | {"fold": 40}  # fmt: skip
 
 _MASK: Final = (1 << 64) - 1
 _U64 = np.uint64
@@ -64,7 +34,6 @@ def center_id(name: str) -> int:
 
 
 def center_ids(names: list[str] | tuple[str, ...]) -> NDArray[np.uint64]:
-    """(n,) the stable number of every center."""
     return np.array([center_id(name) for name in names], dtype=np.uint64)
 
 
@@ -100,12 +69,10 @@ def _prefix(seed: int, purpose: str, round: int) -> int:
 
 
 def key(seed: int, purpose: str, round: int = 0, center: int = 0) -> int:
-    """The 64-bit key of one stream."""
     return _mix(_prefix(seed, purpose, round) ^ (int(center) & _MASK))
 
 
 def generator(seed: int, purpose: str, round: int = 0, center: int = 0) -> np.random.Generator:
-    """The stream of one (seed, center, round, purpose) as a NumPy generator."""
     return np.random.Generator(np.random.SFC64(key(seed, purpose, round, center)))
 
 
@@ -133,11 +100,9 @@ def places(count: int) -> NDArray[np.uint32]:
 
 
 def words(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint32]:
-    """(streams, count) random words, good in all their bits.
-
-    The place is shifted by one half of a stream's key, by the other between two rounds of mixing (the
-    multipliers and shifts are those of C. Wellons' hash-prospector for 32 bits).
-    """
+    """(streams, count) random words, good in all their bits. The place is shifted by one half of a stream's
+    key, by the other between two rounds of mixing (multipliers and shifts: C. Wellons' hash-prospector for 32
+    bits)."""
     low = (keys & _U64(0xFFFFFFFF)).astype(np.uint32)[:, None]
     high = (keys >> _U64(32)).astype(np.uint32)[:, None]
     x = places(count) + low
@@ -151,11 +116,9 @@ def words(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint32]:
 
 def shape(n: int) -> tuple[int, int, int]:
     """The bits of the high and of the low half of the domain, and the rounds of the network, for n centers.
-
     Small domains have halves of one size, which mixes better, and need more rounds before pairs of places are
     balanced (tested by chi-square). In large ones halves may differ by a bit, so that hardly anything falls
-    outside 0..n-1 and has to walk on.
-    """
+    outside 0..n-1 and has to walk on."""
     bits = max(2, (max(1, n) - 1).bit_length())
     high, low = bits + (bits < 16) >> 1, bits + 1 >> 1
     return high, low, 10 if low < 8 else 6

@@ -17,11 +17,9 @@ INFERRED = "audit-privacy.json"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table: attacks on centers of one size, in one round, under one protection.
-
-    centers: how many were attacked.  alignment, shadow: area under the curve, 0.5 is guessing, and its
-    standard error over centers.  attribute: the area for members less that for others, 0 is nothing.
-    """
+    """One line of the table: attacks on ``centers`` of one size, in one round, under one protection.
+    alignment, shadow: area under the curve, 0.5 is guessing, and its standard error over centers.  attribute:
+    the area for members less that for others, 0 is nothing."""
 
     protection: str
     rows: int
@@ -36,10 +34,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class PrivacyAudit:
-    """What was found about one run.
-
-    method: how the study calls it.  key: the digest of all that decided the run, empty outside a study.
-    """
+    """What was found about one run.  method: how the study calls it.  key: the digest of all that decided the
+    run, empty outside a study."""
 
     method: str
     seed: int

@@ -1,8 +1,8 @@
 """What privacy a center has spent: one account over everything that leaves it, and the ε that follows.
 
-Every release of a center is a Gaussian mechanism, perhaps on a Poisson sample of its rows: statistics,
-metadata, scores, each step of training. An account lists them; its ε at a given δ follows from that list,
-so a reviewer who has the list can compute it again. Neighbouring tables differ in one row, there or not.
+Every release (statistics, metadata, scores, each step of training) is a Gaussian mechanism, perhaps on a
+Poisson sample of the rows. An account lists them, so that a reviewer can compute its ε at a given δ again.
+Neighbouring tables differ in one row, there or not.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ LEDGER_SCHEMA = "abps.privacy-ledger/1"
 
 @dataclass(frozen=True)
 class Release:
-    """Something that left a center.
-
-    what: statistics, metadata, scores or training.  noise: standard deviation over sensitivity.
-    sampling: the chance of a row to be used at all (1: all are).  times: how often, in this round.
-    """
+    """Something that left a center.  what: statistics, metadata, scores or training.  noise: standard
+    deviation over sensitivity.  sampling: the chance of a row to be used at all (1: all are).  times: how
+    often, in this round."""
 
     round: int
     what: str
@@ -61,19 +59,15 @@ class Account:
             raise RequestError(f"delta={self.delta}: a probability, choose between 0 and 1, below 1 / rows")
 
     def spent(self) -> float:
-        """The ε of all releases at this account's δ."""
         return epsilon_of(self.releases, self.delta)
 
     def affords(self, *more: Release) -> bool:
-        """Whether these releases would stay within the budget."""
         return math.isinf(self.epsilon) or epsilon_of((*self.releases, *more), self.delta) <= self.epsilon
 
     def spend(self, *more: Release) -> Account:
-        """The account after these releases."""
         return replace(self, releases=(*self.releases, *more))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: everything from which ε follows, and ε."""
         spent = self.spent()
         return {
             "schema": SCHEMA,
@@ -104,7 +98,6 @@ class PrivacyLedger:
     not_covered: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a file."""
         return {
             "schema": LEDGER_SCHEMA,
             "not_covered": list(self.not_covered),
@@ -113,7 +106,6 @@ class PrivacyLedger:
 
     @staticmethod
     def from_json(data: Any) -> PrivacyLedger:
-        """A ledger from a file's content."""
         try:
             if data["schema"] != LEDGER_SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
@@ -133,7 +125,6 @@ class Recount:
 
     @property
     def words(self) -> str:
-        """The verdict."""
         names = ", ".join(self.wrong[:3])
         return f"differs from what is written at {names}" if names else "as it is written"
 
@@ -162,7 +153,6 @@ def epsilon_of(releases: Iterable[Release], delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    """ε by Rényi's accountant."""
     if not counted:
         return 0.0
     if any(noise == 0 for (noise, _), _ in counted):
@@ -181,7 +171,7 @@ def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float)
     # logging anew. It never closes the process's own.
     library_log.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
-    accountant = rdp.RdpAccountant()
+    accountant = rdp.RdpAccountant()  # Rényi's
     for (noise, sampling), times in counted:
         event = dp_accounting.GaussianDpEvent(noise)
         if sampling < 1:
@@ -194,10 +184,8 @@ def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float)
 
 
 def noise_for(epsilon: float, delta: float, plan: Mapping[str, tuple[float, int]]) -> float:
-    """The smallest noise with which a whole plan stays within ε: the same for every release of it.
-
-    plan: what is released -> (sampling, times).
-    """
+    """The smallest noise with which a whole plan (what is released -> (sampling, times)) stays within ε: the
+    same for every release of it."""
     return _noise_for(epsilon, delta, tuple(sorted(plan.items())))
 
 
@@ -226,18 +214,16 @@ _RANGES = {"log training rows": (0.0, 18.5), "mean year / 2030": (1900 / 2030, 2
 
 def sensitivity(names: tuple[str, ...]) -> Floats:
     """(k,) the sensitivity of every entry, times the number of rows."""
-    low, high = _RANGES["mean year / 2030"]
-    return np.array([high - low if name == "mean year / 2030" else 1.0 for name in names])
+    years = np.ptp(_RANGES["mean year / 2030"])
+    return np.array([years if name == "mean year / 2030" else 1.0 for name in names])
 
 
 def noisy(
     names: tuple[str, ...], vector: Floats, rows: int, noise: float, random: np.random.Generator
 ) -> Floats:
     """(k,) a center's metadata vector through a Gaussian mechanism with ``noise`` deviations per sensitivity.
-
     In units of its own sensitivity every entry has sensitivity 1, so the vector has sensitivity root k.
-    Entries are clipped to their plausible range.
-    """
+    Entries are clipped to their plausible range."""
     if not len(names):
         return vector
     spread = noise * np.sqrt(len(names)) * sensitivity(names) / max(rows, 1)

@@ -1,19 +1,13 @@
-"""Masked sums without their cryptography: real numbers as integers modulo 2^64, and the bytes of a sum.
-
-A masked sum needs a finite ring, in which sums are exact whatever their order. The plain sum uses the same
-ring, so that a simulation and a federation of hospitals arrive at the same bits.
-"""
+"""Masked sums without their cryptography: real numbers as integers modulo 2^64, and the bytes of a sum. In a
+finite ring sums are exact whatever their order, so a simulation and a federation arrive at the same bits."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 
-#: Arrays of these add modulo 2^64.
-Ring = NDArray[np.uint64]
-
-#: Binary digits after the point: a millionth is kept, and sums may reach nine million million.
-DIGITS = 20
+Ring = NDArray[np.uint64]  # arrays of these add modulo 2^64
+DIGITS = 20  # binary digits after the point: a millionth is kept, and sums may reach nine million million
 
 
 def encode(values: NDArray[np.float64], summands: int) -> Ring:
@@ -33,7 +27,6 @@ def encode(values: NDArray[np.float64], summands: int) -> Ring:
 
 
 def decode(total: Ring) -> NDArray[np.float64]:
-    """A sum in the ring as numbers."""
     return total.view(np.int64) / 2.0**DIGITS
 
 
@@ -42,8 +35,7 @@ def exact_sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return decode(encode(values, len(values)).sum(axis=0, dtype=np.uint64))
 
 
-#: Bytes of a masked number.
-NUMBER = 8
+NUMBER = 8  # bytes of a masked number
 
 
 def masked_bytes(members: int, entries: int) -> int:

@@ -2,17 +2,14 @@
 
 Every two members share a secret (X25519), from which follows a mask for each sum that one of them adds to its
 vector and the other subtracts (Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving
-Machine Learning", without its recovery of members that drop out). The masks cancel when the vectors of all
-members of a group are added, and only then: whoever has fewer has noise, and nobody can separate the summands
-of two members that keep their keys to themselves. A member that drops out is waited for: sums over different
-members would reveal their difference.
+Machine Learning", without its recovery of members that drop out: sums over different members would reveal
+their difference). The masks cancel when the vectors of all members of a group are added, and only then. No
+key or mask depends on the study's seed, which all know.
 
 Members can check a total that the relay adds up: each gives all others the same random bytes, sealed, and
 from everybody's follow weights that the relay does not know. Every vector has one more entry, the sum of its
 entries times these weights; a total whose last entry does not fit its others was changed. (The relay together
 with a member can still change it.)
-
-No key or mask depends on the study's seed, which all members know; the sum does not depend on any draw.
 """
 
 import secrets
@@ -54,8 +51,6 @@ class Group:
 
 @dataclass
 class Member:
-    """One member's part in the sums of a job."""
-
     name: str
     context: str
     _key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
@@ -77,7 +72,6 @@ class Member:
         }
 
     def keep(self, sealed: Mapping[str, bytes]) -> None:
-        """The others' bytes for checks, as they sealed them for this member."""
         for sender, parcel in sealed.items():
             if sender not in self._keys:
                 raise SumError(f"bytes for checks of {sender}, whose key is not known")
@@ -89,9 +83,8 @@ class Member:
 
     def masked(self, group: Group, vector: Ring) -> Ring:
         """The vector and its check, under the masks of all pairs."""
-        return masked_vector(
-            np.append(vector, self._check(group, vector)), self._key, self._keys, group, self.name
-        )
+        checked = np.append(vector, self._check(group, vector))
+        return masked_vector(checked, self._key, self._keys, group, self.name)
 
     def verified(self, group: Group, total: Ring) -> Ring:
         """The sum as the relay says it, without its check; ``SumError`` if the relay has changed it."""
@@ -126,9 +119,8 @@ def masked_vector(
         if other == name:
             continue
         pair = "\0".join(sorted((name, other)))
-        mask = _stream(
-            _derive(_shared(key, keys[other], other), group.purpose, f"mask of {pair}"), len(vector)
-        )
+        secret = _derive(_shared(key, keys[other], other), group.purpose, f"mask of {pair}")
+        mask = _stream(secret, len(vector))
         vector = vector + mask if place < at else vector - mask
     return vector
 

@@ -1,9 +1,6 @@
-"""Minimum cell size: counts of few patients do not leave a center; they are rounded or suppressed.
-
-The minimum cell size is a number of patients. A published count of rows is a multiple of the fewest rows that
-certainly belong to that many patients (:func:`least_rows`); with one row per patient that is the minimum cell
-size itself. A table of outcome and column with a smaller, non-empty cell is not published at all.
-"""
+"""Minimum cell size, in patients: counts of fewer do not leave a center; they are rounded or suppressed. A
+published count of rows is a multiple of the fewest rows that certainly belong to that many patients
+(:func:`least_rows`). A table of outcome and column with a smaller, non-empty cell is not published at all."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +8,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: The default minimum cell size: whatever leaves a site describes at least so many patients.
-MIN_CELL = 10
+MIN_CELL = 10  # the default minimum cell size: whatever leaves a site describes at least so many patients
 
 
 def least_rows(owner: NDArray[np.integer], patient: Ints | None, n: int, min_cell: int) -> Ints:
-    """(n,) how many rows of a center certainly belong to ``min_cell`` patients.
-
-    That is one more than the rows of the ``min_cell - 1`` patients with the most rows.
-
-    owner, patient: (rows,) the center and the patient of every row; no patients: one row per patient.
+    """(n,) how many rows of a center certainly belong to ``min_cell`` patients: one more than the rows of the
+    ``min_cell - 1`` patients with the most.  owner, patient: (rows,); no patients: one row per patient.
 
     >>> least_rows(np.zeros(6, int), np.array([7, 7, 7, 8, 8, 9]), 1, 3)
     array([6])
@@ -46,9 +39,8 @@ def most_patients(rows: NDArray[np.bool_], owner: NDArray[np.integer], patient: 
 
 
 def both_enough(event: NDArray[np.bool_], patient: Ints | None, min_cell: int) -> bool:
-    """Whether rows with an event, and rows without one, each belong to at least ``min_cell`` patients.
-
-    A score on fewer reveals their number: an AUROC is a fraction of pairs of the two.
+    """Whether rows with an event, and rows without one, each belong to at least ``min_cell`` patients: an
+    AUROC is a fraction of pairs of the two, and reveals the numbers of fewer.
 
     >>> both_enough(np.array([True, True, False, False]), np.array([1, 1, 2, 3]), 2)
     False
@@ -67,10 +59,10 @@ def rounded(counts: Floats, base: Floats | float) -> Floats:
 
 
 def without_small(x: Floats, y: Floats, base: float, groups: Ints | None = None) -> Floats:
-    """(rows, k) the columns, with zeros in place of a 0/1 column that has a small cell.
+    """(rows, k) the columns, with zeros in place of a 0/1 column that has a small cell: one of its table with
+    the outcome with fewer than ``base`` rows, but not none. Such a column then adds nothing to published
+    sums.
 
-    A cell of its table with the outcome is small if it has fewer than ``base`` rows, but not none. Such a
-    column then adds nothing to published sums.
     groups: (k,) the category whose level a column is, -1 if it is none. The levels of a category add up to
     all rows, so a single suppressed level would follow from the others; the level with the fewest rows is
     then suppressed, too.

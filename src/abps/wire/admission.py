@@ -1,9 +1,5 @@
-"""What a center lets in: every message of a peer passes these checks before anything is done with it.
-
-A check returns the content, or raises :class:`Refusal` with a reason from a fixed list; the caller counts
-refusals per peer and logs them. Cheap checks come first: the sender, the number of bytes, and only then the
-content.
-"""
+"""What a center lets in: every message of a peer passes these checks before anything is done with it, the
+cheap ones first. A check returns the content, or raises :class:`Refusal` with a reason from a fixed list."""
 
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,8 +12,6 @@ from abps.wire.messages import Head, Message, MessageError, MessageKind, unpack,
 
 
 class Reason(StrEnum):
-    """Why something was refused."""
-
     STRANGER = "not a member"
     SENDER = "wrong sender"
     ROUND = "wrong round"
@@ -36,20 +30,14 @@ class Refusal(Exception):
 
     def __init__(self, peer: str, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason} from {peer}: {detail}")
-        self.peer = peer
-        self.reason = reason
-        self.detail = detail
+        self.peer, self.reason, self.detail = peer, reason, detail
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a center tolerates of one peer.
-
-    per_round: messages of a round.
-    rows: a peer's training rows count for at most so many times one's own.
-    said: bytes of an upload to a coordinator, or of its broadcast.
-    refusals: hostile messages in a job after which the peer is ignored until the next.
-    """
+    """What a center tolerates of one peer.  per_round: messages of a round.  rows: its training rows count
+    for at most so many times one's own.  said: bytes of an upload to a coordinator, or of its broadcast.
+    refusals: hostile messages in a job after which the peer is ignored until the next."""
 
     rows: float = 10.0
     per_round: int = 500
@@ -64,17 +52,14 @@ def capped_rows(reported: Mapping[str, int]) -> dict[str, int]:
     return {name: min(rows, most) for name, rows in reported.items()}
 
 
-#: The number by which a peer's messages must name their sender.
-SenderId = Callable[[str], int]
+SenderId = Callable[[str], int]  # the number by which a peer's messages must name their sender
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something came from, and what is let in from there.
-
-    peer: the sender that the channel authenticated.  received: who may send such a message at all.
-    round: the current round here.  sender_id: the number by which a peer must name itself.
-    """
+    """Where something came from, and what is let in from there.  peer: the sender that the channel
+    authenticated.  received: who may send such a message at all.  round: the current one here.  sender_id:
+    the number by which a peer must name itself."""
 
     peer: str
     received: Collection[str]
@@ -83,23 +68,20 @@ class Origin:
     sender_id: SenderId = center_id
 
     def check_member(self) -> None:
-        """Only members of the federation may send."""
         if self.peer not in self.received:
             raise Refusal(self.peer, Reason.STRANGER, "it is not in this federation")
 
     def check_sender(self, sender: int) -> None:
         """The claimed sender must be the one that the channel authenticated, in this study and job."""
         if sender != self.sender_id(self.peer):
-            raise Refusal(
-                self.peer, Reason.SENDER, f"it speaks for another center, study or job ({sender:#x})"
-            )
+            why = f"it speaks for another center, study or job ({sender:#x})"
+            raise Refusal(self.peer, Reason.SENDER, why)
 
 
 def admit_head(data: bytes, origin: Origin) -> Head:
-    """The head of a log from a member, taken for one of its own log. It does not say whose."""
     origin.check_member()
     with _readable(origin.peer):
-        head, sender = unpack_head(data, origin.peer)
+        head, sender = unpack_head(data, origin.peer)  # it does not say whose log: taken for the peer's own
     origin.check_sender(sender)
     return head
 
@@ -110,12 +92,10 @@ def admit_request(data: bytes, origin: Origin) -> int:
 
 
 def admit_upload(data: bytes, origin: Origin) -> bytes:
-    """The content of a member's upload in this round."""
     return _admit(data, origin, MessageKind.UPLOAD).body
 
 
 def admit_broadcast(data: bytes, origin: Origin) -> bytes:
-    """The content of the coordinator's broadcast in this round."""
     return _admit(data, origin, MessageKind.BROADCAST).body
 
 
@@ -134,7 +114,6 @@ def _admit(data: bytes, origin: Origin, kind: MessageKind) -> Message:
 
 @contextmanager
 def _readable(peer: str) -> Iterator[None]:
-    """Refuse what cannot be decoded."""
     try:
         yield
     except MessageError as error:

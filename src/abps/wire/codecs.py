@@ -1,11 +1,9 @@
 """Codecs: how weights travel, and what is left of them on arrival.
 
 A codec turns a vector of float32 into bytes and back. ``arrive`` gives, for many senders at once, exactly
-what decoding each sender's bytes would give: simulation uses it, a hospital sends the bytes.
-
-The integer codecs are meant for differences from a reference that both sides know: small numbers, cut
-into blocks of 64 with one scale each, rounded up or down at random so that nothing is lost on average.
-The random numbers come from the message's own stream, whose key the caller gives.
+what decoding each sender's bytes would give: simulation uses it, a hospital sends the bytes. The integer
+codecs are meant for differences from a reference that both sides know: blocks of 64 with one scale each,
+rounded up or down at random, by the message's own stream, so that nothing is lost on average.
 """
 
 from dataclasses import dataclass
@@ -27,8 +25,7 @@ class Codec(Protocol):
     """How a vector of weights is written."""
 
     @property
-    def name(self) -> str:
-        """The name used in configurations."""
+    def name(self) -> str: ...
 
     @property
     def number(self) -> int:
@@ -44,8 +41,8 @@ class Codec(Protocol):
         """Bytes to (count,)."""
 
     def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
-        """(senders, count) as the receivers see them; ``keys``: (senders,) the messages' streams.  out: where
-        to write."""
+        """(senders, count) as the receivers see them, into ``out``; keys: (senders,) the messages'
+        streams."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +53,15 @@ class Float32:
     number: int = 1
 
     def size(self, count: int) -> int:
-        """Four bytes each."""
         return 4 * count
 
     def encode(self, weights: Singles, key: int = 0) -> bytes:
-        """Little-endian float32."""
         return weights.astype("<f4").tobytes()
 
     def decode(self, data: bytes, count: int) -> Singles:
-        """The same numbers back."""
         return np.frombuffer(data, dtype="<f4", count=count).astype(np.float32)
 
     def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
-        """Unchanged."""
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
         out[:] = weights
         return out
@@ -82,20 +75,16 @@ class BFloat16:
     number: int = 2
 
     def size(self, count: int) -> int:
-        """Two bytes each."""
         return 2 * count
 
     def encode(self, weights: Singles, key: int = 0) -> bytes:
-        """Little-endian upper halves."""
         return _upper_half(weights).astype("<u2").tobytes()
 
     def decode(self, data: bytes, count: int) -> Singles:
-        """Upper halves with zeros below."""
         half = np.frombuffer(data, dtype="<u2", count=count)
         return (half.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
     def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
-        """Rounded to eight bits of precision."""
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
         for k, row in enumerate(weights):  # one sender at a time: its weights stay in the cache
             out[k] = round_bfloat16(row)
@@ -103,10 +92,8 @@ class BFloat16:
 
 
 def round_bfloat16(weights: Singles) -> Singles:
-    """Float32 with the lower half of their bits rounded away, to nearest, ties to even.
-
-    A NaN stays a (quiet) NaN: rounding must not carry it into infinity.
-    """
+    """Float32 with the lower half of their bits rounded away, to nearest, ties to even. A NaN stays a (quiet)
+    NaN: rounding must not carry it into infinity."""
     bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
     rounded = (bits >> np.uint32(16)) & np.uint32(1)
     rounded += np.uint32(0x7FFF)
@@ -122,17 +109,14 @@ def _upper_half(weights: Singles) -> NDArray[np.uint16]:
     return (round_bfloat16(weights).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
-#: Weights that share one scale.
-BLOCK = 64
+BLOCK = 64  # weights that share one scale
 
 
 @dataclass(frozen=True)
 class Integers:
-    """Whole numbers of a few bits, blocks of 64 with a bfloat16 scale each, rounded at random.
-
-    A code is between -top and top, top = 2**(bits-1) - 1; a weight's error is below its block's scale, which
-    is at most the block's largest weight over top, rounded up to bfloat16 (less than 1 % more).
-    """
+    """Whole numbers of a few bits, blocks of 64 with a bfloat16 scale each, rounded at random. A code is
+    between -top and top; a weight's error is below its block's scale, which is at most the block's largest
+    weight over top, rounded up to bfloat16 (less than 1 % more)."""
 
     name: str
     number: int
@@ -140,11 +124,9 @@ class Integers:
 
     @property
     def top(self) -> int:
-        """The largest code."""
         return (1 << self.bits - 1) - 1
 
     def size(self, count: int) -> int:
-        """Packed codes, and two bytes of scale for every block."""
         return -(-count * self.bits // 8) + 2 * -(-count // BLOCK)
 
     def encode(self, weights: Singles, key: int = 0) -> bytes:
@@ -155,7 +137,6 @@ class Integers:
         return _upper_half(scale).astype("<u2").tobytes() + np.packbits(spread.ravel()).tobytes()
 
     def decode(self, data: bytes, count: int) -> Singles:
-        """Codes times scales."""
         blocks = -(-count // BLOCK)
         scale = BFloat16().decode(data[: 2 * blocks], blocks)
         flat = np.unpackbits(np.frombuffer(data[2 * blocks :], dtype=np.uint8))[: count * self.bits]
@@ -163,7 +144,6 @@ class Integers:
         return (codes - self.top).astype(np.float32) * np.repeat(scale, BLOCK)[:count]
 
     def arrive(self, weights: Singles, keys: Keys | None = None, out: Singles | None = None) -> Singles:
-        """Rounded at random to the codes of their block."""
         if keys is None:
             raise ValueError(f"{self.name} rounds at random and needs the messages' keys")
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
@@ -173,10 +153,8 @@ class Integers:
         return out
 
     def _round(self, weights: Singles, key: int) -> tuple[Singles, Singles]:
-        """(count,) codes as whole numbers, and the scale of every block of them.
-
-        A block with anything that is not finite, or too large for a scale, is zero.
-        """
+        """(count,) codes as whole numbers, and the scale of every block. A block with anything that is not
+        finite, or too large for a scale, is zero."""
         count, blocks = len(weights), -(-len(weights) // BLOCK)
         table, chance = np.zeros((2, blocks, BLOCK), dtype=np.float32)
         table.ravel()[:count] = weights
@@ -195,11 +173,9 @@ class Integers:
 
 
 def _random_halves(key: int, count: int) -> NDArray[np.uint16]:
-    """(count,) 16 random bits for each weight, which decide whether it is rounded up.
-
-    A word for every two weights: its place, shifted by one half of the message's key, folded, times the other
-    half, folded again.
-    """
+    """(count,) 16 random bits for each weight, which decide whether it is rounded up: a word for every two
+    weights, its place, shifted by one half of the message's key, folded, times the other half, folded
+    again."""
     low, odd = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 | 1)
     mixed = streams.places(-(-count // 2)) + low
     mixed = (mixed ^ (mixed >> np.uint32(15))) * odd
@@ -214,16 +190,14 @@ def _codec(found: Any) -> Codec | None:
     return found
 
 
+_OURS: tuple[Codec, ...] = (
+    Float32(), BFloat16(), Integers("int8", 3, 8), Integers("int4", 4, 4), Integers("int3", 5, 3),
+)  # fmt: skip
+
 CODECS: Final = Registry[Codec](
     "codec",
     "abps.codecs",
-    {
-        "fp32": Float32(),
-        "bf16": BFloat16(),
-        "int8": Integers("int8", 3, 8),
-        "int4": Integers("int4", 4, 4),
-        "int3": Integers("int3", 5, 3),
-    },
+    {known.name: known for known in _OURS},
     _codec,
     "an object with name, number, size, encode, decode and arrive as in abps.wire.codecs.Codec",
 )

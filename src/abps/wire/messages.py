@@ -3,16 +3,13 @@ heads of logs. Each begins with sixteen bytes, the unit the ledger counts:
 
     0  kind     u8
     1  detail   u8    of a head, how often its store was restored
-    2  count    u16   of a head, the bytes of its signature; of a request, the last round whose broadcast is
-                      known
+    2  count    u16   of a head, the bytes of its signature; of a request, the last round that is known
     4  round    u32
     8  sender   u64   the number that names the sender
 
-Most have a body after it: an upload or a broadcast its content, the head of a log the number of rows (u64), a
-digest (32 bytes) and the signature.
-
-A study speaks exactly one version of this: the one of its signed proposal. Nobody can talk a site into an
-older one.
+The body of an upload or a broadcast is its content, that of a head the number of rows (u64), a digest
+(32 bytes) and the signature. A study speaks exactly one version of this, that of its signed proposal: nobody
+can talk a site into an older one.
 """
 
 import hashlib
@@ -35,8 +32,6 @@ LONGEST_SIGNATURE, MOST_RESTORES = 1024, 0xFF
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
-
     REQUEST = 34
     UPLOAD = 36
     BROADCAST = 37
@@ -49,8 +44,6 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """A message's parts, as they are sent."""
-
     round: int
     sender: int
     body: bytes
@@ -60,11 +53,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Head:
-    """A signed head of a log: how many rows, the digest of the last, and the owner's signature.
-
-    site: the owner, which is not sent.  restores: how often the store had been brought back from a backup
-    when the head was signed.
-    """
+    """A signed head of a log: how many rows, the digest of the last, and the owner's signature.  site: the
+    owner, which is not sent.  restores: how often the store had been restored when the head was signed."""
 
     site: str
     rows: int
@@ -77,7 +67,6 @@ class Head:
 def pack(
     kind: MessageKind, round: int, sender: int, body: bytes = b"", detail: int = 0, count: int = 0
 ) -> bytes:
-    """A message as bytes."""
     return _LAYOUT.pack(kind, detail, count, round, sender) + body
 
 
@@ -95,31 +84,24 @@ def unpack(data: bytes, kind: MessageKind) -> Message:
 
 
 def pack_upload(content: bytes, round: int, sender: int) -> bytes:
-    """What a member sends to the coordinator of a round."""
     return pack(MessageKind.UPLOAD, round, sender, content)
 
 
 def pack_broadcast(content: bytes, round: int, sender: int) -> bytes:
-    """What the coordinator of a round sends to a member."""
     return pack(MessageKind.BROADCAST, round, sender, content)
 
 
 def pack_request(after: int, round: int, sender: int) -> bytes:
-    """A member asks for the broadcasts after a round."""
     return pack(MessageKind.REQUEST, round, sender, count=after)
 
 
 def pack_head(head: Head, sender: int) -> bytes:
-    """The signed head of a log."""
-    body = _HEAD_BODY.pack(head.rows, head.digest) + head.signature
-    return pack(
-        MessageKind.HEAD, head.round, sender, body, min(head.restores, MOST_RESTORES), len(head.signature)
-    )
+    body, signed = _HEAD_BODY.pack(head.rows, head.digest) + head.signature, len(head.signature)
+    return pack(MessageKind.HEAD, head.round, sender, body, min(head.restores, MOST_RESTORES), signed)
 
 
 def unpack_head(data: bytes, site: str) -> tuple[Head, int]:
-    """The head, taken for one of ``site``'s log, and the number that its sender claims; or
-    :class:`MessageError`."""
+    """The head, taken for one of ``site``'s log, and the number that its sender claims; or an error."""
     parts = unpack(data, MessageKind.HEAD)
     if parts.count > LONGEST_SIGNATURE or len(parts.body) != _HEAD_BODY.size + parts.count:
         raise MessageError(f"{len(data)} bytes for a head with a signature of {parts.count}")

@@ -2,13 +2,8 @@
 
 A list consists of fields of one kind each: ``single`` (float32), ``half`` (bfloat16), ``share`` (a byte for
 0 to 1), ``place`` (a member's index, four bytes), ``small`` (a byte each, and a bfloat16 scale per row) and
-``double`` (float64).
-The bytes begin with a description of the fields, so that a list describes itself:
-
-    0  fields   u8
-    1  of each  kind u8, rows u16, count u32
-
-The sender continues with the decoded values, that is with the same numbers as the receivers.
+``double`` (float64). The bytes begin with a description of the fields: how many (u8), and of each its kind
+(u8), rows (u16) and count (u32). The sender continues with the decoded values, as the receivers.
 """
 
 from __future__ import annotations
@@ -31,11 +26,8 @@ _WIDTHS = {"single": 4, "half": 2, "share": 1, "place": 4, "small": 1, "double":
 _PLAIN = {"single": "<f4", "place": "<u4", "double": "<f8"}
 _HEAD, _FIELD = struct.Struct("<B"), struct.Struct("<BHI")
 
-#: The most numbers in one list.
-MOST = 1 << 22
-
-#: The largest code of a number in one byte.
-_TOP = 127
+MOST = 1 << 22  # the most numbers in one list
+_TOP = 127  # the largest code of a number in one byte
 
 
 class NumberListError(ValueError):
@@ -52,12 +44,10 @@ class Field:
 
     @property
     def total(self) -> int:
-        """The number of values."""
         return self.rows * self.count
 
     @property
     def size(self) -> int:
-        """Bytes of the values."""
         return _WIDTHS[self.kind] * self.total + (2 * self.rows if self.kind == "small" else 0)
 
 
@@ -65,7 +55,6 @@ Form = tuple[Field, ...]
 
 
 def length(form: Form) -> int:
-    """The number of values in a list of this form."""
     return sum(field.total for field in form)
 
 
@@ -88,8 +77,7 @@ class Fields:
 
     @property
     def length(self) -> int:
-        """How many numbers there are."""
-        return sum(field.total for field in self.by_name.values())
+        return length(tuple(self.by_name.values()))
 
     def pack(self, values: Mapping[str, Floats | float]) -> Floats:
         """(length,) all fields in a row."""
@@ -120,12 +108,10 @@ class NumberList:
 
     @staticmethod
     def of(values: Floats, form: Form) -> NumberList:
-        """Values encoded in this form."""
         return NumberList.read(encode(values, form))[0]
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return len(self.data)
 
     @staticmethod
@@ -150,15 +136,12 @@ class NumberList:
 
 
 def encode(values: Floats, form: Form) -> bytes:
-    """(m,) values as bytes."""
     if len(values) != length(form):
         raise ValueError(f"{len(values)} numbers for a form of {length(form)}")
-    head = _HEAD.pack(len(form)) + b"".join(
-        _FIELD.pack(_KINDS.index(field.kind), field.rows, field.count) for field in form
-    )
+    fields = [_FIELD.pack(_KINDS.index(field.kind), field.rows, field.count) for field in form]
     ends = np.cumsum([field.total for field in form]).tolist()
     parts = [_encoded(values[a:b], field) for a, b, field in zip([0, *ends], ends, form)]
-    return head + b"".join(parts)
+    return b"".join([_HEAD.pack(len(form)), *fields, *parts])
 
 
 def _encoded(values: Floats, field: Field) -> bytes:

@@ -1,8 +1,6 @@
-"""What the sites of a real federation agree on before a job: the method, the seed and the codebook.
-
-It travels with the job as plain data; every site turns it into the same configuration object that the
-simulation uses, and refuses a job whose agreement is not the one its store was made under.
-"""
+"""What the sites of a real federation agree on before a job: the method, the seed and the codebook. It
+travels with the job as plain data; every site turns it into the configuration object of the simulation, and
+refuses a job whose agreement is not the one its store was made under."""
 
 from __future__ import annotations
 
@@ -39,11 +37,9 @@ _STARS = (FedAvg, FedProx)
 
 @dataclass(frozen=True)
 class Agreement:
-    """study: the name of the common work; a site keeps one store per study.
-
-    method, settings: as on the command line (``abps-plus``, ``{"steps": 4}``).
-    rounds: the horizon of the study; one job may run fewer.
-    """
+    """study: the name of the common work; a site keeps one store per study.  method, settings: as on the
+    command line (``abps-plus``, ``{"steps": 4}``).  rounds: the horizon of the study; one job may run
+    fewer."""
 
     study: str
     method: str
@@ -100,11 +96,8 @@ class Agreement:
         """A site's own table as the model sees it."""
         if self.uncounted:  # alone, a site would read its columns by a scale that nobody else has
             raise RequestError("the common scales of the study have not been counted yet")
-        config = self.config()
-        training = config.training
-        data = prepare(
-            table, self.seed, self.book, standardise=training.standardise, splines=training.splines
-        )
+        config, how = self.config(), self.config().training
+        data = prepare(table, self.seed, self.book, standardise=how.standardise, splines=how.splines)
         hidden = small_columns(data, config.privacy.secure)
         if not hidden.any():
             return data
@@ -116,13 +109,11 @@ class Agreement:
 
     def digest(self) -> str:
         """Equal for two sites exactly if they would run the same thing."""
-        content = json.dumps(
-            [self.study, *_identity(self.configured()), self.seed, self.book.to_json()], sort_keys=True
-        )
-        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+        facts = [self.study, *_identity(self.configured()), self.seed, self.book.to_json()]
+        content = json.dumps(facts, sort_keys=True).encode()
+        return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def notes(self) -> dict[str, str]:
-        """What a site's store says about the study."""
         said = {name: value for name, value in self.to_json().items() if name != "schema"}
         return {name: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for name, v in said.items()}
 
@@ -142,14 +133,9 @@ class Agreement:
         try:
             if data["schema"] != "abps.agreement/1":
                 raise ValueError(f"schema {data['schema']!r}")
-            return Agreement(
-                str(data["study"]),
-                str(data["method"]),
-                Codebook.from_json(data["codebook"]),
-                int(data["seed"]),
-                int(data["rounds"]),
-                dict(data["settings"]),
-            )
+            book, settings = Codebook.from_json(data["codebook"]), dict(data["settings"])
+            seed, rounds = int(data["seed"]), int(data["rounds"])
+            return Agreement(str(data["study"]), str(data["method"]), book, seed, rounds, settings)
         except RequestError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -157,10 +143,9 @@ class Agreement:
 
 
 def small_columns(data: Prepared, secure: bool) -> NDArray[np.bool_]:
-    """(columns,) yes/no columns of a site that a study takes as if nobody there had them: of fewer patients
-    than the minimum cell, whatever other members' codebooks list; and, where a coordinator sees uploads, also
-    those with a small cell of column and outcome. A column with two values is a yes/no column, whatever its
-    scale."""
+    """(columns,) yes/no columns (of any scale: those with two values) that a study takes as if nobody here
+    had them: of fewer patients than the minimum cell, whatever codebooks list; and, where a coordinator sees
+    uploads, also those with a small cell of column and outcome."""
     if not data.min_cell:
         return np.zeros(data.width, dtype=bool)
     x, least = data.train.x, int(data.min_rows[0])
@@ -176,7 +161,6 @@ def small_columns(data: Prepared, secure: bool) -> NDArray[np.bool_]:
 
 
 def _between_sites(name: str, method: Method) -> CoordinatedMethod:
-    """A method as sites run it; a sentence where they cannot."""
     why = "" if isinstance(method, CoordinatedMethod | StarMethod) else "its centers exchange no sums"
     if type(method).__module__.startswith("abps.lab."):
         why = "it is a rival for simulations"
@@ -191,17 +175,13 @@ def _between_sites(name: str, method: Method) -> CoordinatedMethod:
     if isinstance(method, CoordinatedMethod) and not why:
         return method
     if isinstance(method, StarMethod) and not why:
+        plain = type(method) in _STARS and method.adds is not None and method.line == Wire()
         if not method.privacy.secure:
             why = "a coordinator would see the models of each site; set secure=yes"
-        elif (
-            not isinstance(method, FedAvg)
-            or type(method) not in _STARS
-            or method.adds is None
-            or method.line != Wire()
-        ):
-            why = "it needs more than sums of whole models"
-        else:
+        elif isinstance(method, FedAvg) and plain:
             return StarExchange(method.training, method.stop, None, method.privacy, method)
+        else:
+            why = "it needs more than sums of whole models"
     raise RequestError(
         f"{name!r} does not run between sites: {why}; sites exchange with a coordinator "
         "that rotates among them: choose abps-plus, glm-exact, fedavg or fedprox"

@@ -1,9 +1,6 @@
 """A hospital's consent to a study: asked for by a signed proposal, given, refused or withdrawn by a person.
-
-A site stores the proposal that a job brings; nothing else happens until somebody at the site decides. The
-journal records the decision with that person's name. Without approval of exactly this proposal the site
-declines, and only a decline code leaves. A withdrawal holds for the whole study, from its next round on.
-"""
+Without approval of exactly this proposal, in the journal with that person's name, the site declines, and only
+a decline code leaves. A withdrawal holds for the whole study, from its next round on."""
 
 import contextlib
 import json
@@ -23,17 +20,10 @@ from abps.sites.store.audit import Journal, JournalEvent, JournalLine, sign_head
 from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store, StoreInUse
 
-#: Where proposals wait, beside the stores.
-FOLDER = "proposals"
-
-#: The most proposals that a site stores: nobody can fill its disk with them.
-MOST = 200
-
-#: Digits of a proposal's digest that name it.
-DIGITS = 16
-
-#: Who approves where the policy does not ask a person.
-AUTOMATIC = "policy (auto)"
+FOLDER = "proposals"  # where proposals wait, beside the stores
+MOST = 200  # the most proposals that a site stores: nobody can fill its disk with them
+DIGITS = 16  # digits of a proposal's digest that name it
+AUTOMATIC = "policy (auto)"  # who approves where the policy does not ask a person
 
 #: Events of the journal that are decisions, and the codes of those that are no approval.
 DECISIONS = frozenset({JournalEvent.APPROVED, JournalEvent.REFUSED, JournalEvent.WITHDRAWN})
@@ -63,7 +53,6 @@ class ProposalRecord:
 
 
 def keep(folder: Path, journal: Journal, signed: SignedProposal, operator: str) -> None:
-    """Store a new proposal for somebody to read."""
     proposal, stored = signed.proposal, folder / FOLDER
     path = stored / f"{safe_name(proposal.study)}-{proposal.digest()[:16]}.json"
     if path.is_file():
@@ -116,9 +105,8 @@ def decide(
         raise RequestError("a decision needs the name of the person who makes it")
     if digest is not None and len(digest) < DIGITS:
         raise RequestError(f"--proposal {digest}: give at least {DIGITS} digits of the digest that you read")
-    chosen = [
-        each for each in proposals(folder, journal, study) if each.proposal.digest().startswith(digest or "")
-    ]
+    arrived = proposals(folder, journal, study)
+    chosen = [each for each in arrived if each.proposal.digest().startswith(digest or "")]
     if digest is not None and len(chosen) > 1:
         raise RequestError(f"--proposal {digest}: two proposals begin so; give the whole digest")
     if not chosen:
@@ -143,13 +131,12 @@ def approvers(lines: Sequence[JournalLine], study: str, digest: str) -> set[str]
     return found
 
 
-#: What a row of a study's log says of a line of the journal.
-_LINE = "line of the journal "
+_LINE = "line of the journal "  # what a row of a study's log says of a line of the journal
 
 
 def anchored(line: JournalLine) -> str:
-    """A decision for the log of its study, with the digest of its line in the journal: so a journal whose
-    last lines were cut off is found by the log, which is signed and known to partners."""
+    """A decision for the log of its study, with the digest of its line in the journal: so the log, which is
+    signed and known to partners, shows whether the journal's last lines were cut off."""
     return f"{line.what} by {line.facts['by']} on {line.at} ({_LINE}{line.digest.hex()[:32]})"
 
 
@@ -177,16 +164,12 @@ def _anchor(path: Path, journal: Journal, line: JournalLine) -> None:
     with contextlib.suppress(StoreInUse):
         with contextlib.closing(Store.look(path)) as seen:
             known = seen.facts()
-        store = Store.open(path, known["site"], known["agreement"])
-        try:
-            entry = LogEntry(
-                line.at, store.round, known["site"], False, EntryKind.DECISION, 0, anchored(line)
-            )
-            store.log(entry)
+        site = known["site"]
+        with contextlib.closing(Store.open(path, site, known["agreement"])) as store:
+            what = EntryKind.DECISION
+            store.log(LogEntry(line.at, store.round, site, False, what, 0, anchored(line)))
             if journal.signer is not None:
                 sign_head(store, store.round, journal.signer)
-        finally:
-            store.close()
 
 
 class Consent:
@@ -201,7 +184,6 @@ class Consent:
         authority: bytes | None,
         revoked: RevocationList | None = None,
     ) -> None:
-        """revoked: whose certificates the authority does not stand for any more."""
         self._revoked = revoked or RevocationList()
         self.folder, self.journal, self.policy = Path(folder), journal, policy
         self.signed, self.proposal = signed, signed.proposal
@@ -209,11 +191,8 @@ class Consent:
         self._until: float | None = None
 
     def given(self) -> JournalLine:
-        """The approval of this proposal; :class:`DeclineError` if there is none.
-
-        What the policy rules out is refused without a question; a new proposal is stored for somebody to
-        read.
-        """
+        """The approval of this proposal; :class:`DeclineError` if there is none. What the policy rules out is
+        refused without a question; a new proposal is stored for somebody to read."""
         proposal = self.proposal
         with declining(DeclineCode.PROPOSAL):
             operator = self.signed.operator(self.authority, self._revoked)
@@ -223,55 +202,45 @@ class Consent:
             keep(self.folder, self.journal, self.signed, operator)
             held = decision_on(self.journal.lines(), proposal.study, proposal.digest())
         if held is None and self.policy.approve == "auto":
-            held = self.journal.write(
-                JournalEvent.APPROVED, study=proposal.study, proposal=proposal.digest(), by=AUTOMATIC
-            )
-        if held is None:
-            raise DeclineError(
-                DeclineCode.APPROVAL,
-                f"the study {proposal.study!r} waits for approval here; read it, and decide with `abps site "
-                "approve` or `abps site refuse`",
-            )
+            named = {"study": proposal.study, "proposal": proposal.digest()}
+            held = self.journal.write(JournalEvent.APPROVED, **named, by=AUTOMATIC)
         return self._approved(held)
 
-    def _approved(self, held: JournalLine) -> JournalLine:
+    def _approved(self, held: JournalLine | None) -> JournalLine:
+        study = self.proposal.study
+        if held is None:
+            why = "waits for approval here; read it, and decide with `abps site approve` or `refuse`"
+            raise DeclineError(DeclineCode.APPROVAL, f"the study {study!r} {why}")
         event = JournalEvent(held.what)
         if event in _CODES:
-            by, study = held.facts["by"], self.proposal.study
-            said = f"the study {study!r} was {event} here by {by} on {held.at}"
+            said = f"the study {study!r} was {event} here by {held.facts['by']} on {held.at}"
             raise DeclineError(_CODES[event], f"{said} ({_LINE}{held.digest.hex()[:32]})")
         if event is JournalEvent.APPROVED and held.facts["by"] != AUTOMATIC:
-            known = approvers(self.journal.lines(), self.proposal.study, self.proposal.digest())
+            known = approvers(self.journal.lines(), study, self.proposal.digest())
             if len(known) < self.policy.people:
-                raise DeclineError(
-                    DeclineCode.APPROVAL,
-                    f"{len(known)} of {self.policy.people} people have approved {self.proposal.study!r}; "
-                    "another person decides with `abps site approve`",
-                )
+                why = f"{len(known)} of {self.policy.people} people have approved {study!r}"
+                also = "another person decides with `abps site approve`"
+                raise DeclineError(DeclineCode.APPROVAL, f"{why}; {also}")
         return held
 
     def members(self, roster: Collection[str]) -> None:
-        """Refuse a job with sites that the proposal does not name, or with few of those that it names.
-
-        A relay that leaves members out could single a site out in a sum, or pair it with one of its friends.
-        Members that were revoked since the approval may be missing: up to a third.
-        """
+        """Refuse a job with sites that the proposal does not name, or with few of those that it names: a
+        relay could single a site out in a sum, or pair it with one of its friends. Up to a third may be
+        missing (revoked since)."""
         approved = set(self.proposal.members)
         if not approved and self.authority is None:
             return  # a trial without certificates
-        strangers = sorted(set(roster) - approved)
-        if strangers:
-            why = f"the job has the site {strangers[0]!r}, which is not among the members that were approved"
+        here = set(roster)
+        for name in sorted(here - approved):
+            why = f"the job has the site {name!r}, which is not among the members that were approved"
             raise DeclineError(DeclineCode.MEMBERS, why)
-        if len(set(roster)) < 2 * len(approved) // 3 + 1:
-            why = f"the job has {len(set(roster))} of the {len(approved)} members that were approved"
+        if len(here) < 2 * len(approved) // 3 + 1:
+            why = f"the job has {len(here)} of the {len(approved)} members that were approved"
             raise DeclineError(DeclineCode.MEMBERS, why)
 
     def round(self, sent: int, now: Callable[[], float] = time.monotonic) -> None:
-        """Check that the next round may begin: approval is in force, and hours and bytes are left.
-
-        sent: bytes that have left in this study.
-        """
+        """Check that the next round may begin: approval is in force, and hours and bytes (``sent`` so far)
+        are left."""
         self._until = self._until or now() + 3600 * self.policy.hours
         if now() > self._until:
             why = f"the job has run for the {self.policy.hours:g} hours that the policy allows"
@@ -279,10 +248,7 @@ class Consent:
         if sent >= self.policy.bytes:
             why = f"{sent:,} bytes have left in this study; the policy allows {self.policy.bytes:,}"
             raise DeclineError(DeclineCode.SPENT, why)
-        held = decision_on(self.journal.lines(), self.proposal.study, self.proposal.digest())
-        if held is None:
-            raise DeclineError(DeclineCode.APPROVAL, f"nobody here has approved {self.proposal.study!r}")
-        self._approved(held)
+        self._approved(decision_on(self.journal.lines(), self.proposal.study, self.proposal.digest()))
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
 """Keys of startup kits: signatures, sealed letters, and a member's request for a certificate.
 
-What is signed says what it is (``purpose``), so that no signature can be used for something else. A member
-makes its new key itself: it asks (a certificate request, PEM), the authority answers with a certificate, the
-member installs both in its kit. The request is also signed with the member's present key, if it has one, so
-that the authority knows who asks.
+What is signed says what it is (``purpose``): no signature can be used for something else. A member makes its
+new key itself and asks (a certificate request, PEM, also signed with its present key, if it has one); the
+authority answers with a certificate, and the member installs both in its kit.
 """
 
 import base64
 import datetime
+import hashlib
 import re
 import secrets
 import shutil
@@ -18,41 +18,23 @@ from typing import Any, NamedTuple
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.kit import Kit
 
-#: What a certificate says of an operator.
-OPERATOR_ROLE = "project_admin"
-
-#: Where a kit keeps the certificates of its earlier keys, to verify what they signed.
-FORMER = "former"
-
-#: Where a kit keeps a key that was asked for and has no certificate yet.
-PENDING = "pending"
-
-#: What the signature of a request with the present key is for.
-REQUEST_PURPOSE = "key-request"
-
-#: Bits of a key; the engine speaks RSA.
-BITS = 2048
-
-#: Digits of a fingerprint that have to be compared at least.
-DIGITS = 16
-
-#: Bytes of the symmetric key and of the nonce of a sealed letter.
-_LETTER_KEY, _NONCE = 32, 12
+OPERATOR_ROLE = "project_admin"  # what a certificate says of an operator
+FORMER = "former"  # where a kit keeps the certificates of its earlier keys, to verify what they signed
+PENDING = "pending"  # where a kit keeps a key that was asked for and has no certificate yet
+REQUEST_PURPOSE = "key-request"  # what the signature of a request with the present key is for
+BITS = 2048  # bits of a key; the engine speaks RSA
+DIGITS = 16  # digits of a fingerprint that have to be compared at least
+_LETTER_KEY, _NONCE = 32, 12  # bytes of the symmetric key and of the nonce of a sealed letter
 
 _BEGIN, _END = "-----BEGIN ABPS SIGNATURE-----", "-----END ABPS SIGNATURE-----"
 _PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
@@ -68,7 +50,6 @@ class Signer:
     former: tuple[bytes, ...] = ()
 
     def sign(self, purpose: str, data: bytes) -> bytes:
-        """A signature of some bytes for one purpose."""
         signature: bytes = self.key.sign(_framed(purpose, data), _PSS, hashes.SHA256())
         return signature
 
@@ -97,7 +78,6 @@ def read_root(kit: Path) -> bytes | None:
 
 
 def signed_by(certificate: bytes, purpose: str, data: bytes, signature: bytes) -> bool:
-    """Whether the owner of a certificate signed these bytes for this purpose."""
     try:
         key: Any = x509.load_pem_x509_certificate(certificate).public_key()
         key.verify(signature, _framed(purpose, data), _PSS, hashes.SHA256())
@@ -107,8 +87,6 @@ def signed_by(certificate: bytes, purpose: str, data: bytes, signature: bytes) -
 
 
 class Owner(NamedTuple):
-    """Whose certificate it is."""
-
     name: str
     role: str
 
@@ -170,9 +148,7 @@ class CertificateRequest:
     @property
     def fingerprint(self) -> str:
         """What people can compare: a digest of the public key, in groups of four digits."""
-        digest = hashes.Hash(hashes.SHA256())
-        digest.update(_public(self.public))
-        text = digest.finalize().hex()
+        text = hashlib.sha256(_public(self.public)).hexdigest()
         return " ".join(text[k : k + 4] for k in range(0, 32, 4))
 
     def matches(self, fingerprint: str) -> bool:
@@ -181,7 +157,6 @@ class CertificateRequest:
         return len(digits) >= DIGITS and self.fingerprint.replace(" ", "").startswith(digits)
 
     def signed_by(self, certificate: bytes) -> bool:
-        """Whether the owner of a certificate asks."""
         return signed_by(certificate, REQUEST_PURPOSE, _public(self.public), self.signature)
 
 
@@ -195,8 +170,8 @@ def request_certificate(kit: Kit, out: Path) -> CertificateRequest:
     text = request.public_bytes(Encoding.PEM).decode("ascii")
     if signature:
         text += f"{_BEGIN}\n{base64.b64encode(signature).decode()}\n{_END}\n"
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
-    files.write_secret(_pending(kit), private)
+    private = key.private_bytes(Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+    files.write_secret(_pending(kit), private.decode("ascii"))
     files.write_text(out, text)
     return CertificateRequest(kit.member, key.public_key(), signature)
 
@@ -227,9 +202,9 @@ def install_certificate(kit: Kit, certificate: Path) -> x509.Certificate:
     if not pending.is_file():
         raise RequestError(f"{kit.folder} has not asked for a certificate; run `abps site request` first")
     try:
-        pem = Path(certificate).read_bytes()
-        found = x509.load_pem_x509_certificate(pem)
-        name, _ = certificate_owner(pem, kit.root.read_bytes())
+        text = Path(certificate).read_bytes()
+        found = x509.load_pem_x509_certificate(text)
+        name, _ = certificate_owner(text, kit.root.read_bytes())
     except OSError as error:
         raise RequestError(f"{certificate} cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -241,7 +216,7 @@ def install_certificate(kit: Kit, certificate: Path) -> x509.Certificate:
         serial = x509.load_pem_x509_certificate(kit.certificate.read_bytes()).serial_number
         former = files.folder(kit.certificate.parent / FORMER)
         shutil.copy2(kit.certificate, former / f"{serial:x}.crt")
-    files.write_text(kit.certificate, pem.decode("ascii"))
+    files.write_text(kit.certificate, text.decode("ascii"))
     files.write_secret(kit.key, pending.read_text(encoding="ascii"))
     shutil.rmtree(pending.parent)
     return found
@@ -252,5 +227,5 @@ def _pending(kit: Kit) -> Path:
 
 
 def _public(key: Any) -> bytes:
-    der: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    der: bytes = key.public_bytes(Encoding.DER, pem.PublicFormat.SubjectPublicKeyInfo)
     return der

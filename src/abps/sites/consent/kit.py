@@ -23,8 +23,6 @@ from abps.sites.store import rows as chain
 
 
 class Role(StrEnum):
-    """Whose kit it is."""
-
     SITE = "site"
     RELAY = "relay"
     OPERATOR = "operator"
@@ -71,15 +69,13 @@ class Kit:
 
 
 def read_kit(folder: Path) -> Kit:
-    """A kit of any participant, or one sentence."""
     folder = Path(folder)
-    here = [role for role, (name, _) in _FILES.items() if (folder / "startup" / name).is_file()]
-    if not here:
+    paths = {role: folder / "startup" / name for role, (name, _) in _FILES.items()}
+    role = next((role for role, path in paths.items() if path.is_file()), None)
+    if role is None:
         raise RequestError(f"{folder} is not a startup kit; make kits with `abps site provision`")
-    role = here[0]
     try:
-        path = folder / "startup" / _FILES[role][0]
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(paths[role].read_text(encoding="utf-8"))
         if role is Role.OPERATOR:
             admin = data["admin"]
             return Kit(folder, role, str(admin["username"]), str(admin["host"]), int(admin["port"]))
@@ -92,7 +88,6 @@ def read_kit(folder: Path) -> Kit:
 
 
 def participant_kit(folder: Path) -> Kit:
-    """The kit of a site or of the relay: of somebody who runs a process."""
     kit = read_kit(folder)
     if kit.role is Role.OPERATOR:
         raise RequestError(f"{folder} is an operator's kit, not the startup kit of a site or relay")
@@ -100,16 +95,13 @@ def participant_kit(folder: Path) -> Kit:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """A certificate, or one sentence."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as a certificate ({error}); ask for a new kit") from error
 
 
-#: The name of the list of revoked members: in the ``local`` folder of kits, and beside the authority.
-REVOKED = "revoked.json"
-
+REVOKED = "revoked.json"  # the list of revoked members: in the ``local`` folder of kits, and at the authority
 _SCHEMA = "abps.revoked/1"
 
 
@@ -131,7 +123,6 @@ class RevocationList:
         return RevocationList(self.number + 1, {**self.certificates, **more}, tuple(sorted(names)))
 
     def to_text(self, key: rsa.RSAPrivateKey) -> str:
-        """The list with the authority's signature, for a file or a message."""
         plain = {"schema": _SCHEMA, **asdict(self)}
         signature = key.sign(chain.canonical(plain), padding.PKCS1v15(), hashes.SHA256())
         return files.as_json({**plain, "signature": base64.b64encode(signature).decode()})
@@ -168,8 +159,8 @@ class Membership:
         """The list in force; a file that changed is read again, one that is not signed changes nothing."""
         with contextlib.suppress(RequestError, OSError):
             stat = self.path.stat()
-            if self._seen != (stat.st_mtime_ns, stat.st_size):
-                self._seen = (stat.st_mtime_ns, stat.st_size)
+            before, self._seen = self._seen, (stat.st_mtime_ns, stat.st_size)
+            if before != self._seen:
                 text = self.path.read_text(encoding="utf-8")
                 found = from_text(text, self._root)
                 if found.number >= self._list.number:

@@ -1,8 +1,6 @@
-"""Before anything runs: can this participant reach the relay, prove who it is, read its table?
-
-Every check gives one sentence. What fails would end a job or keep the site out of it; a warning will, later.
-Nothing is sent but the greeting of TLS.
-"""
+"""Before anything runs: can this participant reach the relay, prove who it is, read its table? Every check
+gives one sentence: what fails would end a job or keep the site out of it; a warning will, later. Nothing is
+sent but the greeting of TLS."""
 
 import base64
 import contextlib
@@ -34,18 +32,14 @@ from abps.release import VERSION
 from abps.sites.consent import sitefile
 from abps.sites.consent.kit import Kit, Membership, Role, read_certificate
 
-#: Days before the end of a certificate from which on every check warns.
-WARN_DAYS = 60
+WARN_DAYS = 60  # days before the end of a certificate from which on every check warns
 
 #: Bytes of free disk and memory below which a check fails, and below which it warns.
 DISK = (100 * 2**20, 2**30)
 MEMORY = (400 * 2**20, 800 * 2**20)
 
-#: The engine's versions that are known to work: from the first, below the second.
-ENGINE = ((2, 9), (2, 10))
-
-#: Seconds that the relay gets to answer.
-TIMEOUT = 5.0
+ENGINE = ((2, 9), (2, 10))  # the engine's versions that are known to work: from the first, below the second
+TIMEOUT = 5.0  # seconds that the relay gets to answer
 
 #: Where gRPC looks for a proxy, in its order; it knows these names in small letters only.
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -55,8 +49,6 @@ RENEW_NETWORK = "the whole network needs a new authority: provision into a new f
 
 
 class State(StrEnum):
-    """How a check ended."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -64,8 +56,6 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: of what, how it ended, and a sentence."""
-
     name: str
     state: State
     sentence: str
@@ -84,7 +74,6 @@ def checks(kit: Kit, book: Codebook | None = None) -> Iterator[Check]:
 
 
 def versions() -> Check:
-    """Python, abps and the engine."""
     try:
         engine = metadata.version("nvflare")
     except metadata.PackageNotFoundError:
@@ -97,14 +86,13 @@ def versions() -> Check:
     return Check("versions", State.OK, f"abps {VERSION}, NVIDIA FLARE {engine}, Python {python}")
 
 
-def days_left(certificate: x509.Certificate, now: datetime.datetime) -> float:
-    """Days until a certificate ends; negative afterwards."""
+def _days_left(certificate: x509.Certificate, now: datetime.datetime) -> float:
     return (certificate.not_valid_after_utc - now) / datetime.timedelta(days=1)
 
 
 def of_certificate(what: str, certificate: x509.Certificate, now: datetime.datetime, remedy: str) -> Check:
     """Whether a certificate holds today, and for how long."""
-    left, day = days_left(certificate, now), f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    left, day = _days_left(certificate, now), f"{certificate.not_valid_after_utc:%Y-%m-%d}"
     if left < 0:
         return Check(what, State.FAIL, f"ended on {day}, {-left:.0f} days ago; {remedy}")
     if certificate.not_valid_before_utc > now:
@@ -126,15 +114,13 @@ def _certificates(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
     try:
         own.verify_directly_issued_by(root)
     except Exception:
-        said = "the certificate is not signed by the kit's authority; ask again"
-        yield Check("signature", State.FAIL, said)
+        yield Check("signature", State.FAIL, "not signed by the kit's authority; ask again")
     revoked = Membership(kit.folder).now
     if revoked.has(own.serial_number) or kit.name in revoked.expelled:
         yield Check("membership", State.FAIL, "the authority has revoked this certificate; ask the operator")
     names = [n.value for n in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if names != [kit.member]:
-        said = f"the certificate is of {names}, the kit of {kit.member!r}; ask again"
-        yield Check("name", State.FAIL, said)
+        yield Check("name", State.FAIL, f"the certificate is of {names}, the kit of {kit.member}; ask again")
     if not kit.key.is_file():
         yield Check("key", State.FAIL, f"{kit.key} is missing; {RENEW_KEY}")
     elif os.name == "posix" and stat.S_IMODE(kit.key.stat().st_mode) & 0o077:
@@ -154,8 +140,7 @@ def _relay(kit: Kit) -> Iterator[Check]:
     try:
         found = [] if through else socket.getaddrinfo(kit.host, kit.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        said = f"{kit.host} cannot be resolved ({_why(error)}); ask your network"
-        yield Check(name, State.FAIL, said)
+        yield Check(name, State.FAIL, f"{kit.host} cannot be resolved ({_why(error)}); ask your network")
         return
     addresses = sorted({str(entry[4][0]) for entry in found})
     said = "the proxy resolves it" if through else f"{kit.host} is {', '.join(addresses)}"
@@ -256,7 +241,7 @@ def handshake(kit: Kit, line: socket.socket) -> Check:
         return Check("TLS", State.FAIL, f"the relay refuses this certificate ({why}); {RENEW_KEY}")
     if not first or theirs is None:
         return Check("TLS", State.FAIL, f"the relay hung up after the greeting; {RENEW_KEY}")
-    left = days_left(x509.load_der_x509_certificate(theirs), datetime.datetime.now(datetime.UTC))
+    left = _days_left(x509.load_der_x509_certificate(theirs), datetime.datetime.now(datetime.UTC))
     state = State.WARN if left < WARN_DAYS else State.OK
     return Check("TLS", state, f"{version}, both ends known; the relay's certificate has {left:.0f} days")
 

@@ -1,8 +1,6 @@
-"""What would leave a site in a study, value by value, before anything does.
-
-The values are computed by the functions that the study itself uses (:mod:`abps.methods.leaving`), from the
-site's own table and the proposal as it arrived; nothing is sent, and nothing is written into the store.
-"""
+"""What would leave a site in a study, value by value, before anything does: computed by the functions that
+the study itself uses (:mod:`abps.methods.leaving`); nothing is sent, and nothing is written into the
+store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +21,8 @@ from abps.sites.protocol.commands import DeclineCode
 
 @dataclass(frozen=True)
 class OutgoingValue:
-    """One value.  to: who receives it.  clear: whether the relay can read it.
-
-    small: of fewer patients here than the minimum cell; the study takes it as if nobody here had it.
-    """
+    """One value.  to: who receives it.  clear: whether the relay can read it.  small: of fewer patients here
+    than the minimum cell; the study takes it as if nobody here had it."""
 
     what: str
     name: str
@@ -45,7 +41,6 @@ _TO = {
 
 
 def preview(own: SiteFile, proposal: Proposal) -> list[OutgoingValue]:
-    """Everything that this site would send anybody in a study."""
     agreement = proposal.agreement.admitted(own.allow)
     table = own.read_table(agreement.book)
     book, config = agreement.book, agreement.config()

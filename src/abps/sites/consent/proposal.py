@@ -1,8 +1,6 @@
-"""A study as a proposal: what an operator asks hospitals for, signed with the operator's key.
-
-Everything that a study does follows from its agreement (method, model, settings, columns, outcome, rounds,
-seed), which the proposal holds; :meth:`Proposal.terms` says it in words for the person who decides.
-"""
+"""A study as a proposal: what an operator asks hospitals for, signed with the operator's key. Everything that
+a study does follows from its agreement; :meth:`Proposal.terms` says it in words for the person who
+decides."""
 
 from __future__ import annotations
 
@@ -24,16 +22,13 @@ from abps.wire import messages
 
 SCHEMA = "abps.proposal/2"
 
-#: What signatures of proposals are for.
-PURPOSE = "proposal"
+PURPOSE = "proposal"  # what signatures of proposals are for
 
 
 @dataclass(frozen=True)
 class Proposal:
     """agreement: what would run.  members: the sites that may take part; none: every site of the network.
-
-    wire: the version of the wire format that the operator's abps speaks.
-    """
+    wire: the version of the wire format that the operator's abps speaks."""
 
     agreement: Agreement
     members: tuple[str, ...] = ()
@@ -44,12 +39,8 @@ class Proposal:
         return self.agreement.study
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "members": sorted(self.members),
-            "wire": list(self.wire),
-            "agreement": self.agreement.to_json(),
-        }
+        named = {"schema": SCHEMA, "members": sorted(self.members), "wire": list(self.wire)}
+        return {**named, "agreement": self.agreement.to_json()}
 
     @staticmethod
     def from_json(data: Any) -> Proposal:
@@ -65,7 +56,6 @@ class Proposal:
             raise RequestError(f"this is not a proposal ({error!r}); submit it with abps") from error
 
     def digest(self) -> str:
-        """Equal for two proposals that ask for the same."""
         return chain.digest_of(self.to_json())
 
     def terms(self) -> dict[str, Any]:
@@ -95,7 +85,6 @@ class Proposal:
 
 
 def _outcome_terms(outcome: Outcome) -> dict[str, Any]:
-    """What was agreed on of an outcome that is not an event or none."""
     if outcome.kind == "classes":
         return {"classes": list(outcome.names)}
     if outcome.kind == "continuous":
@@ -112,11 +101,7 @@ class SignedProposal:
     signature: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "proposal": self.proposal.to_json(),
-            "certificate": self.certificate,
-            "signature": self.signature,
-        }
+        return {**vars(self), "proposal": self.proposal.to_json()}
 
     def text(self) -> str:
         return json.dumps(self.to_json(), separators=(",", ":"))
@@ -125,12 +110,11 @@ class SignedProposal:
     def from_json(data: Any) -> SignedProposal:
         if not isinstance(data, Mapping) or not {"proposal", "certificate", "signature"} <= set(data):
             raise RequestError("the job brings no proposal; submit it with abps")
-        return SignedProposal(
-            Proposal.from_json(data["proposal"]), str(data["certificate"]), str(data["signature"])
-        )
+        proposal = Proposal.from_json(data["proposal"])
+        return SignedProposal(proposal, str(data["certificate"]), str(data["signature"]))
 
     def operator(self, authority: bytes | None, revoked: RevocationList) -> str:
-        """Who signed it, checked, and not expelled; a site that has no authority (a trial) takes an unsigned
+        """Who signed it, checked, and not expelled; a site without an authority (a trial) takes an unsigned
         one."""
         if authority is None:
             return "nobody (a trial without certificates)"
@@ -151,8 +135,7 @@ class SignedProposal:
 
 
 def sign(proposal: Proposal, signer: Signer | None) -> SignedProposal:
-    """The proposal with the operator's signature."""
-    if signer is None:
+    if signer is None:  # a trial without keys
         return SignedProposal(proposal)
     signature = signer.sign(PURPOSE, chain.canonical(proposal.to_json()))
     return SignedProposal(proposal, signer.certificate.decode(), signature.hex())

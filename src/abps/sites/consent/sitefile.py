@@ -1,8 +1,6 @@
-"""A site's own file: where its table and its store are, and what it lets any study ask of it.
-
-A small JSON file that never leaves the site. Jobs cannot name paths; they name a study, and the site decides
-which table that is. ``abps site init`` writes it.
-"""
+"""A site's own file: where its table and its store are, and what it lets any study ask of it; JSON that
+``abps site init`` writes and that never leaves the site. Jobs cannot name paths: the site decides which table
+a study gets."""
 
 from __future__ import annotations
 
@@ -28,11 +26,8 @@ from abps.wire.admission import Limits
 if TYPE_CHECKING:
     from abps.sites.consent.agreement import Agreement
 
-#: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.
-FILE = "abps-site.json"
-
-#: What a site proposes as the common columns, beside its own file.
-CODEBOOK = "codebook.json"
+FILE = "abps-site.json"  # in a site's folder or in the ``local`` folder of its startup kit
+CODEBOOK = "codebook.json"  # what a site proposes as the common columns, beside its own file
 
 _SCHEMA = "abps.site/1"
 
@@ -42,11 +37,10 @@ class Policy:
     """What any study may ask of this site: one that asks for more is refused before anybody reads it.
 
     approve: ``ask`` (a person decides on every study) or ``auto`` (all within these bounds: a rehearsal).
-    methods, models: names that are allowed; none: all that run between sites.
-    rows, events: the fewest rows, and rows of either outcome, that this site takes part with.
-    epochs, rounds: the most local epochs in a round, and rounds of a study.
-    hours: how long one job may run here.  bytes: the most that may leave this site in a study.
-    floor: the minimum cell size, in patients; a codebook may ask for more, not for less.
+    methods, models: names that are allowed; none: all that run between sites.  rows, events: the fewest rows,
+    and rows of either outcome, that this site takes part with.  epochs, rounds: the most local epochs in a
+    round, and rounds of a study.  hours: how long one job may run here.  bytes: the most that may leave this
+    site in a study.  floor: the minimum cell size, in patients; a codebook may ask for more, not for less.
     people: how many different people must approve a study (2: four eyes).
     """
 
@@ -66,19 +60,14 @@ class Policy:
         validate(self)
 
     def check(self, agreement: Agreement) -> None:
-        """Refuse, with one sentence, a study that asks for more than this."""
-        config = agreement.config()
-        training = config.training
-        for what, name, allowed in (
-            ("method", agreement.method, self.methods), ("model", str(training.model), self.models),
-        ):  # fmt: skip
+        training = agreement.config().training
+        named = {"method": (agreement.method, self.methods), "model": (str(training.model), self.models)}
+        for what, (name, allowed) in named.items():
             if allowed and name not in allowed:
                 names = ", ".join(allowed)
                 raise RequestError(f"the {what} {name!r} is not among those that the policy allows ({names})")
-        for asked, most, what in (
-            (training.epochs, self.epochs, "epochs in a round"),
-            (agreement.rounds, self.rounds, "rounds"),
-        ):
+        epochs, rounds = (training.epochs, self.epochs), (agreement.rounds, self.rounds)
+        for what, (asked, most) in {"epochs in a round": epochs, "rounds": rounds}.items():
             if asked > most:
                 raise RequestError(f"the study asks for {asked} {what}; this site's policy allows {most}")
         floor = agreement.book.min_cell
@@ -97,14 +86,13 @@ class Policy:
 class SiteFile:
     """A site's own settings. table, store: paths.  label, patient, time, drop: columns of the table.
 
-    limits: what it tolerates of a peer.  threads: cores for training.
-    allow: packages besides abps whose methods, codecs and goals a job may name; what is not listed is not
-    imported.
-    another_table: whether the table may be another than in earlier jobs of a study.
-    policy: what any study may ask of this site.  positive: the label's value that is the event.
-    outcome, duration: what the label is, and the column with the time to the event, if it is no event or not.
-    proxy: an HTTP proxy on the way to the relay, http://HOST:PORT; none: as the environment says.
-    harmonised: the digest of the table's map (:mod:`abps.data.harmonise`) when the codebook was written.
+    limits: what it tolerates of a peer.  threads: cores for training.  allow: packages besides abps whose
+    methods, codecs and goals a job may name; nothing else is imported.  another_table: whether the table may
+    be another than in earlier jobs of a study.  policy: what any study may ask of this site.  positive: the
+    label's value that is the event.  outcome, duration: what the label is, and the column with the time to
+    the event, if it is no event or not.  proxy: an HTTP proxy on the way to the relay, http://HOST:PORT;
+    none: as the environment says.  harmonised: the digest of the table's map (:mod:`abps.data.harmonise`)
+    when the codebook was written.
     """
 
     site: str
@@ -131,11 +119,9 @@ class SiteFile:
         return path
 
     def store_of(self, study: str) -> Path:
-        """Where this site remembers a study."""
         return Path(self.store) / f"{safe_name(study)}.sqlite"
 
     def journal(self, where: Path) -> Journal:
-        """The site's journal, signed with the key of the kit that this is."""
         return Journal(Path(self.store), read_signer(where))
 
     def read_table(self, book: Codebook | None = None) -> Federation:
@@ -152,19 +138,16 @@ class SiteFile:
         )  # fmt: skip
 
     def labelled(self) -> EncodedLabel:
-        """What the label is, and which of its values are the event."""
         return own_outcome(
             self.table, self.label, positive=self.positive, outcome=self.outcome, duration=self.duration
         )
 
 
 def safe_name(study: str) -> str:
-    """A study's name as part of a file's name."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in study)[:100]
 
 
 def read(path: Path) -> SiteFile:
-    """A site's file, or one sentence about what is wrong with it."""
     if not Path(path).is_file():
         raise RequestError(f"{path}: no such file; write it with `abps site init`")
     try:

@@ -1,11 +1,6 @@
-"""The scheduler of a job, at the relay: a clock.
-
-It says when a round begins, when to upload, to aggregate and to finish. It never sees a model. Of masked
-sums, in exchanges and in counts for common scales (:mod:`abps.sites.node.measuring`), it passes keys on, adds
-up masked vectors, and sees the totals. Sites that exceed the timeouts, or the grace period after the others,
-skip the rest of the round and are asked again in the next. A site whose process was gone takes part again in
-the next job.
-"""
+"""The scheduler of a job, at the relay: a clock that never sees a model. Of masked sums it passes keys on,
+adds up masked vectors, and sees the totals. Sites that exceed the timeouts, or the grace period, skip the
+rest of the round and are asked again in the next."""
 
 from __future__ import annotations
 
@@ -48,14 +43,9 @@ from abps.wire.number_lists import MOST
 
 T = TypeVar("T")
 
-#: How many members are tried as the coordinator of an exchange.
-TRIED = 3
-
-#: Seconds that the others waited for a site in a round from which on the report names it.
-SLOW = 1.0
-
-#: Rounds in a row without a masked sum after which a job ends: it waits for a member of the earlier sums.
-MOST_WITHOUT_SUM = 2
+TRIED = 3  # members that are tried as the coordinator of an exchange
+SLOW = 1.0  # seconds that the others waited for a site in a round, from which on the report names it
+MOST_WITHOUT_SUM = 2  # rounds in a row without a masked sum after which a job ends
 
 
 class StudyFinished(RequestError):
@@ -64,11 +54,8 @@ class StudyFinished(RequestError):
 
 @dataclass(frozen=True)
 class JobRound:
-    """What the scheduler knows of a round.  missing: absent sites, and why.
-
-    validation: the mean validation score, of so many ``scored`` sites.  late: sites that the others waited
-    for, and the seconds.
-    """
+    """What the scheduler knows of a round.  missing: why sites are absent.  validation: the mean score of so
+    many ``scored`` sites.  late: seconds that the others waited for a site."""
 
     round: int
     present: tuple[str, ...]
@@ -82,11 +69,8 @@ class JobRound:
 
 @dataclass(frozen=True)
 class JobReport:
-    """What the scheduler knows of a job: sums and names, no model.
-
-    left_out: members that took no part, and why.  validation: by site, that of the last round, where enough
-    patients are behind it.
-    """
+    """What the scheduler knows of a job: sums and names, no model.  left_out: why members took no part.
+    validation: by site, of the last round, where enough patients are behind it."""
 
     study: str
     method: str
@@ -112,8 +96,7 @@ class MaskedRelay:
         self.members: list[str] = []  # of earlier sums
 
     def introduce(self, names: Sequence[str]) -> dict[str, Failure]:
-        """Let sites know each other's keys, and seal for each other what checks totals. Returns who has not,
-        and why."""
+        """Let sites exchange keys, and sealed checks of totals. Returns who has not, and why."""
         known, why = self._ask(names, _introduced, Command.SUM_INTRODUCE)
         keys = {name: key for name, (key, _) in known.items()}
         before = Counter(tuple(members) for _, members in known.values() if members)
@@ -137,8 +120,7 @@ class MaskedRelay:
         rings, why = self._ask(group, lambda v: _ring(v, entries + 1), Command.SUM_MASKED, number, group)
         self.members = group if rings else self.members  # who has sent a summand holds to the group
         if why:
-            said = "; ".join(f"{name}: {failure}" for name, failure in sorted(why.items()))
-            raise SumError(f"{len(rings)} of {len(group)} summands came{f' ({said})' if said else ''}")
+            raise SumError(f"{len(rings)} of {len(group)} summands came ({_said(why)})")
         total = np.sum(list(rings.values()), axis=0, dtype=np.uint64)
         return MaskedTotal(total.astype("<u8").tobytes(), tuple(group))
 
@@ -162,6 +144,10 @@ class MaskedTotal:
         return fixed_point.decode(np.frombuffer(self.data, "<u8").astype(np.uint64)[:-1])
 
 
+def _said(failures: Mapping[str, Failure]) -> str:
+    return "; ".join(f"{name}: {failure}" for name, failure in sorted(failures.items()))
+
+
 def _introduced(value: Any) -> tuple[list[bytes], list[str]]:
     """A site's key with its proof, and of which members its sums are."""
     *key, members = value
@@ -169,7 +155,6 @@ def _introduced(value: Any) -> tuple[list[bytes], list[str]]:
 
 
 def _bytes_of(value: Any, count: int) -> list[bytes]:
-    """So many short strings of bytes."""
     if len(value) != count or any(not isinstance(part, bytes) or len(part) > 10_000 for part in value):
         raise ValueError("no bytes")
     return list(value)
@@ -206,10 +191,9 @@ def measure(
         return dict(json.loads(kept.most_common(1)[0][0]))
     for name, reason in sorted(why.items()):
         log(f"{name} does not count: {reason}")
+    rows = {name: each for name, (each, _) in facts.items()}
     try:
-        return _counted(
-            MaskedRelay(line, timeouts), agreement, {n: rows for n, (rows, _) in facts.items()}, log
-        )
+        return _counted(MaskedRelay(line, timeouts), agreement, rows, log)
     except SumError as error:
         raise MembersMissing(f"the common scales could not be counted ({error}); submit again") from error
 
@@ -236,7 +220,6 @@ def _counted(
 
 
 def _facts(value: Any, digest: str) -> tuple[int, dict[str, Any] | None]:
-    """A site's training rows and scales, if it is in this study."""
     scales = value["scales"]
     if value["agreement"] != digest or not (scales is None or isinstance(scales, dict)):
         raise ValueError("another study")
@@ -257,10 +240,8 @@ class Scheduler:
         scales: Mapping[str, Any] | None = None,
         memory: Path | None = None,
     ) -> None:
-        """memory: a folder for the last round of the study that was run here.
-        revoked: the authority's list as it stands, to be passed on, and the members that it expels.
-        scales: what was counted for the study before (:func:`measure`), to be named to sites.
-        """
+        """memory: a folder for the last round of the study that was run here.  revoked: the authority's list,
+        to be passed on, and whom it expels.  scales: what :func:`measure` counted for the study."""
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
         self.line, self.agreement, self.rounds = line, agreement, rounds
@@ -297,7 +278,7 @@ class Scheduler:
         if self.method.privacy.secure:
             self._masks = MaskedRelay(self.line, self.timeouts)
             left_out |= self._masks.introduce(sorted(joined))
-        self._step(sorted(joined), self.timeouts.talk, Command.INTRODUCE, first)
+        self._step(sorted(joined), Command.INTRODUCE, first)
         self._joined = self._well = frozenset(joined)
         last = min(first + self.rounds - 1, self.agreement.rounds)
         stopped = any(self._round(t) for t in range(first, last + 1))
@@ -322,12 +303,11 @@ class Scheduler:
         for name, failure in sorted(failures.items()):
             self.log(f"{name} takes no part: {failure}")
         if len(ready) < 2:
-            why = "; ".join(f"{name}: {failure}" for name, failure in sorted(failures.items()))
-            raise RequestError(f"{len(ready)} of {len(roster)} sites can take part, a job needs 2 ({why})")
+            said = _said(failures)
+            raise RequestError(f"{len(ready)} of {len(roster)} sites can take part, a job needs 2 ({said})")
         return ready, failures
 
     def _greet(self, sites: Sequence[str]) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
-        """The facts of sites whose study is this one; and why the others do not fit."""
         replies, silent = self.line.ask(sites, Command.HELLO, seconds=self.timeouts.sign)
         known, unfit = commands.check_all(replies, lambda v: commands.hello(v, self.agreement.rounds))
         ready: dict[str, SiteFacts] = {}
@@ -337,10 +317,8 @@ class Scheduler:
                 detail = f"it runs another agreement than {mine}; same abps version?"
                 unfit[name] = Failure(DeclineCode.MISFIT, detail)
             elif facts["wire"] != messages.VERSION:
-                detail = (
-                    f"it speaks version {'.'.join(map(str, facts['wire']))} of the wire format and the relay "
-                    f"{'.'.join(map(str, messages.VERSION))}; bring both to the same abps"
-                )
+                its, ours = (".".join(map(str, wire)) for wire in (facts["wire"], messages.VERSION))
+                detail = f"it speaks version {its} of the wire format, the relay {ours}; same abps version?"
                 unfit[name] = Failure(DeclineCode.VERSION, detail)
             elif facts["abps"] != VERSION:
                 detail = f"it runs abps {facts['abps']} and the relay {VERSION}; bring both to the same"
@@ -362,9 +340,8 @@ class Scheduler:
         """Who is there: sites that ended the last round well, and those of the others that answer."""
         members, missing = self._members(sorted(self._joined))
         here = [name for name in members if name in self._well]
-        states, silent = self.line.ask(
-            [name for name in members if name not in self._well], Command.PING, seconds=self.timeouts.sign
-        )
+        others = [name for name in members if name not in self._well]
+        states, silent = self.line.ask(others, Command.PING, seconds=self.timeouts.sign)
         missing |= silent
         for name, state in states.items():
             if state == SiteState.READY:
@@ -387,7 +364,7 @@ class Scheduler:
             raise RequestError(f"round {t}: no site is left ({why})")
         masked = self._masks is not None and self.method.sums_only(t)
         rest = (self._masked if masked else self._coordinated)(t, present, missing)
-        replies, failed = self._work(_without(present, missing), Command.CONCLUDE, t, int(rest))
+        replies, failed = self._step(_without(present, missing), Command.CONCLUDE, t, int(rest))
         concluded, invalid = commands.check_all(replies, commands.concluded)
         missing |= failed | invalid
         self._report(t, present, concluded, missing, began)
@@ -406,7 +383,7 @@ class Scheduler:
             self._contribute(t, there, missing)
             if not there or there[0] in missing:
                 continue
-            replies, failed = self._work(there[:1], Command.COORDINATE, t)
+            replies, failed = self._step(there[:1], Command.COORDINATE, t)
             counts, invalid = commands.check_all(replies, lambda v: commands.whole(v, 0, len(roster)))
             missing |= failed | invalid
             for name, count in counts.items():
@@ -416,7 +393,7 @@ class Scheduler:
 
     def _contribute(self, t: int, there: list[str], missing: dict[str, Failure]) -> dict[str, int]:
         """Let sites upload, or prepare a summand: how many numbers each has."""
-        replies, failed = self._work(there, Command.CONTRIBUTE, t, sorted(missing))
+        replies, failed = self._step(there, Command.CONTRIBUTE, t, sorted(missing))
         entries, invalid = commands.check_all(replies, lambda v: commands.whole(v, 0, MOST))
         missing |= failed | invalid
         return entries
@@ -442,16 +419,14 @@ class Scheduler:
                 ) from error
             return Rest.UNREACHABLE
         self._without_sum = 0
-        took, failed = self._work(_without(list(found.names), missing), Command.SUM_TOTAL, t, found.data)
+        took, failed = self._step(_without(found.names, missing), Command.SUM_TOTAL, t, found.data)
         missing |= failed
         self.log(f"round {t}: the sum of {len(found.names)} sites" if took else f"round {t}: no sum is taken")
         return Rest.NOT if took else Rest.UNREACHABLE
 
-    def _work(self, sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
-        return self._step(sites, self.timeouts.work, command, *arguments)
-
-    def _step(self, sites: Sequence[str], limit: float, command: Command, *arguments: Any) -> Answers:
-        seen = self.line.now()
+    def _step(self, sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
+        seen, timeouts = self.line.now(), self.timeouts
+        limit = timeouts.talk if command is Command.INTRODUCE else timeouts.work
 
         def notice(waiting: Sequence[str]) -> None:
             nonlocal seen
@@ -459,7 +434,7 @@ class Scheduler:
             if len(waiting) <= len(sites) - enough(len(sites)):  # most are done, and wait for these
                 self._late.update(dict.fromkeys(waiting, seen - before))
 
-        return run_step(self.line, sites, limit, self.timeouts, command, *arguments, notice=notice)
+        return run_step(self.line, sites, limit, timeouts, command, *arguments, notice=notice)
 
     def _report(
         self, t: int, present: list[str], concluded: Mapping[str, tuple[float, int, bool]],

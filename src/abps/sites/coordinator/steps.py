@@ -1,21 +1,18 @@
 """How the scheduler lets sites do something: started at all of them at once, and polled until it is done.
-
-When more than half of the sites are done, the others get the grace period. Sites that exceed it skip the rest
-of the round, go on by themselves, and are asked again in a later round.
-"""
+When more than half are done, the others get the grace period; sites that exceed it skip the rest of the
+round."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from abps.core.errors import RequestError
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, StepState, Timeouts
 
-#: Seconds between two questions to a site whose people have not decided yet.
-PAUSE = 2.0
-
-#: Called with the sites that the scheduler waits for.
-Notice = Callable[[Sequence[str]], None]
+PAUSE = 2.0  # seconds between two questions to a site whose people have not decided yet
+Notice = Callable[[Sequence[str]], None]  # called with the sites that the scheduler waits for
 
 
 class MembersMissing(RequestError):
@@ -30,8 +27,7 @@ def open_sites(
     until = line.now() + timeouts.approval
     failed: dict[str, Failure] = {}
     waiting = list(sites)
-    # A process that has just begun is slow to answer: its first sign of life may take as long as talk; but no
-    # longer than anybody is waited for.
+    # A process that has just begun may take as long as talk, but no longer than anybody is waited for.
     sign = min(timeouts.talk, max(timeouts.sign, timeouts.grace))
     while True:
         _, why = run_step(line, waiting, timeouts.work, timeouts, Command.OPEN, *arguments, sign=sign)
@@ -65,7 +61,7 @@ def run_step(
     replies, failed = line.ask(sites, Command.START, command, *arguments, seconds=sign)
     while True:
         waiting = []
-        valid, invalid = commands.check_all(replies, commands.progress)
+        valid, invalid = commands.check_all(replies, lambda v: msgspec.convert(v, tuple[str, Any]))
         failed |= invalid
         for name, (state, value) in valid.items():
             if state == StepState.DONE:

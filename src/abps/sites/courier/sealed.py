@@ -1,9 +1,6 @@
 """A courier file: one step of a study by one site, signed with its key, with a sealed letter for each reader.
-
-The envelope is JSON that anybody can read: study, step, sender, and the history that it follows from. What a
-site says is in the letters, each of which only its reader can open. A letter repeats the envelope, so that
-nobody can sign another site's letter as his own.
-"""
+The envelope (study, step, sender, and the history that it follows from) is JSON that anybody can read; a
+letter repeats it, so that nobody can sign another site's letter as his own."""
 
 import base64
 import json
@@ -28,16 +25,11 @@ from abps.sites.store.rows import canonical
 
 SCHEMA = "abps.courier/1"
 
-#: What signatures of courier files are for.
-PURPOSE = "courier"
-
-#: More bytes than any file of a study has.
-MOST_BYTES = 256_000_000
+PURPOSE = "courier"  # what signatures of courier files are for
+MOST_BYTES = 256_000_000  # more bytes than any file of a study has
 
 
 class CourierStep(StrEnum):
-    """What a file is about."""
-
     HELLO = "hello"
     COUNT = "count"
     SUM = "sum"
@@ -45,11 +37,9 @@ class CourierStep(StrEnum):
 
 @dataclass(frozen=True)
 class Letter:
-    """What one site says to another in a step.
-
-    rows: its training rows.  key: its public key for the masks of the next sum.  vector: its masked summand.
-    messages: heads of logs, as sites send them over a network: (kind, bytes).
-    """
+    """What one site says to another in a step.  rows: its training rows.  key: its public key for the masks
+    of the next sum.  vector: its masked summand.  messages: heads of logs, as over a network: (kind,
+    bytes)."""
 
     rows: int = 0
     key: bytes = b""
@@ -59,11 +49,8 @@ class Letter:
 
 @dataclass(frozen=True)
 class CourierFile:
-    """proposal: digest of the study's approved proposal.  number: of the step, from 0.
-
-    before: digest of the files that it follows from, the same at all sites.
-    letters: sealed, by reader, in Base64.
-    """
+    """proposal: digest of the study's approved proposal.  number: of the step, from 0.  before: digest of the
+    files that it follows from, the same at all sites.  letters: sealed, by reader, in Base64."""
 
     proposal: str
     step: CourierStep
@@ -76,7 +63,6 @@ class CourierFile:
 
     @property
     def envelope(self) -> list[Any]:
-        """What a letter repeats."""
         return [self.proposal, str(self.step), self.number, self.sender, self.before]
 
     @property
@@ -84,7 +70,6 @@ class CourierFile:
         return canonical([*self.envelope, dict(self.letters)])
 
     def text(self) -> str:
-        """The file."""
         facts = {"schema": SCHEMA, **self.__dict__, "letters": dict(self.letters)}
         return json.dumps(facts, indent=1, sort_keys=True) + "\n"
 
@@ -103,7 +88,6 @@ class CourierFile:
             raise RequestError(f"it was altered, or {self.sender} has not signed it; ask for it again")
 
     def open(self, reader: str, signer: Signer) -> Letter:
-        """The letter to a reader."""
         try:
             data = json.loads(unseal(signer, base64.b64decode(self.letters[reader], validate=True)))
             if data["envelope"] != self.envelope:
@@ -173,5 +157,4 @@ class CourierMasks:
         return masked_vector(vector, self.key, self.keys, own, self.name)
 
     def verified(self, group: Group, total: Ring) -> Ring:
-        """Every member adds up for itself."""
-        return total
+        return total  # every member adds up for itself

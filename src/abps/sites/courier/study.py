@@ -1,11 +1,10 @@
 """A site's part in a study without any connection: what it must write now, and whose files it waits for.
 
 All members take the same steps together: hello (rows and keys), three counts for common scales if the study
-lacks them, then the exchanges, one trip each: every member writes its masked summand for all, and each adds
-up. The code that computes, checks, logs and stores is that of a network's site (:mod:`abps.sites.node`).
-
-Where a site stands follows from its store and from two folders of files, its own and those that it took. A
-file is taken whole or not at all, and written once; what was interrupted is done again with the same outcome.
+lacks them, then the exchanges, one trip each: every member writes its masked summand for all, and adds up.
+The code that computes, checks, logs and stores is that of a network's site (:mod:`abps.sites.node`). Where a
+site stands follows from its store and its files. A file is taken whole or not at all, and written once; what
+was interrupted is done again with the same outcome.
 """
 
 import contextlib
@@ -78,7 +77,6 @@ class Courier:
 
     @property
     def over(self) -> bool:
-        """Whether the study has had all its exchanges here."""
         return (self.folder / OVER).is_file()
 
     def place(self) -> int:
@@ -97,14 +95,13 @@ class Courier:
         return [(self.track[p], p, name) for name in self.others]
 
     def missing(self) -> list[str]:
-        """The sites whose files are waited for."""
         return [each[2] for each in self.wanted() if not self._path(*each).is_file()]
 
     def due(self) -> list[Path]:
         """The files of this site that others may still need: of this step and of the one before."""
         p = self.place()
-        steps = [q for q in (p - 1, p) if 0 <= q < len(self.track) and self._written(q)]
-        return [self._path(self.track[q], q, self.me) for q in steps]
+        steps = [q for q in (p - 1, p) if 0 <= q < len(self.track)]
+        return [self._path(self.track[q], q, self.me) for q in steps if self._written(q)]
 
     def history(self, p: int) -> str:
         """A digest of the files from which a step follows, which all sites must have alike."""
@@ -122,7 +119,6 @@ class Courier:
         return self._look(measuring.store_name(self.agreement.study), measuring.kept_in)
 
     def _look(self, study: str, what: Callable[[Store], T]) -> T | None:
-        """Something of a store; none before there is one."""
         path = self.own.store_of(study)
         if not path.is_file():
             return None
@@ -146,7 +142,6 @@ class Courier:
         return sealed.parse(path, sealed.read_json(path))
 
     def _letters(self, p: int) -> dict[str, Letter]:
-        """What every member said to all in a step, this site among them."""
         found = {name: self._read(self.track[p], p, name) for name in self.members}
         return {name: each.open(self.me, self.signer) for name, each in found.items()}
 
@@ -201,7 +196,6 @@ class Courier:
         return text.encode()
 
     def _send(self, peer: str, kind: EntryKind, data: bytes) -> bytes:
-        """What the site sends goes into its next file."""
         self._post.setdefault(peer, []).append((str(kind), data))
         return b""
 
@@ -278,8 +272,8 @@ class Courier:
         return key, key.public_key().public_bytes_raw()
 
     def _add(self, sums: MaskedSums, p: int, number: int) -> None:
-        """Write this site's summand under masks, once, and delete the key that they were made with, which
-        the files of the step before have announced."""
+        """Write this site's summand under masks, once, and delete the key that the step before announced for
+        it."""
         history = self.history(p)
         if self._written(p):
             sums.masker = CourierMasks(self.me, X25519PrivateKey.generate(), {}, history)
@@ -347,13 +341,13 @@ def accept_study(kit: Path, own: sitefile.SiteFile, data: Mapping[str, Any]) -> 
     digest = proposal.digest()
     where = Path(own.store) / FOLDER / f"{sitefile.safe_name(proposal.study)}-{digest[:16]}" / STUDY
     if not where.is_file():
-        _write_study(where, signed, certificates)
+        files.write_json(where, _study_json(signed, certificates))
     return f"the study {proposal.study!r}, proposal {digest[:16]}: {said}"
 
 
 def propose_study(operator: Path, kits: Path, agreement: Agreement, members: Sequence[str], out: Path) -> str:
-    """Write a study as a file for all members (the signed proposal, and the members' certificates); returns
-    the proposal's digest.  members: none: all sites of the network."""
+    """Write a study as a file for all members (the signed proposal, and their certificates; no members: all
+    sites of the network). Returns the proposal's digest."""
     from abps.sites.flare.kits import Authority  # the operator's alone
 
     check_method(agreement)
@@ -362,17 +356,15 @@ def propose_study(operator: Path, kits: Path, agreement: Agreement, members: Seq
     if len(named) < 3:
         raise RequestError("a study by courier needs three members: name them with --members")
     signed = sign(Proposal(agreement, named), keys.read_signer(operator))
-    _write_study(out, signed, {name: authority.certificate(name) for name in named})
+    files.write_json(out, _study_json(signed, {name: authority.certificate(name) for name in named}))
     return signed.proposal.digest()
 
 
-def _write_study(path: Path, signed: SignedProposal, certificates: Mapping[str, str]) -> None:
-    facts = {"schema": SCHEMA, "signed": signed.to_json(), "certificates": dict(certificates)}
-    files.write_json(path, facts)
+def _study_json(signed: SignedProposal, certificates: Mapping[str, str]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "signed": signed.to_json(), "certificates": dict(certificates)}
 
 
 def _site(kit: Path) -> tuple[sitefile.SiteFile, list[Courier]]:
-    """A site's own file, and its studies by courier."""
     given = read_kit(kit)
     if given.role is not Role.SITE:
         raise RequestError(f"{kit} is not the startup kit of a site")
@@ -417,8 +409,7 @@ def bring_all(kit: Path, paths: Sequence[Path]) -> tuple[list[str], Courier | No
     """Take files in, and go on as far as they allow: what to say, the last study that goes on, and why files
     were not taken."""
     said: list[str] = []
-    last = None
-    waiting = list(paths)
+    last, waiting = None, list(paths)
     while True:  # a file that is not due may be after another one
         wrong: dict[Path, str] = {}
         touched: dict[str, Courier] = {}

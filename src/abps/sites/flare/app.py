@@ -1,9 +1,7 @@
-"""What a job starts at the sites and at the relay: a site that answers, and the scheduler.
-
-Only bytes and small lists travel: no object of ours is serialised. Peers reach one method of a site,
-``receive``; the scheduler another one, ``conduct``; the engine authenticates who calls. Nothing in a site's
-process may raise into the engine: a site that crashes ends everybody's job.
-"""
+"""What a job starts at the sites and at the relay: a site that answers, and the scheduler. Only bytes and
+small lists travel. Peers reach one method of a site, ``receive``; the scheduler another one, ``conduct``; the
+engine authenticates who calls. Nothing may raise into the engine: a site that crashes ends everybody's
+job."""
 
 import contextlib
 import json
@@ -31,39 +29,27 @@ from abps.sites.flare import opening
 from abps.sites.flare.process import Intake
 from abps.sites.node.measuring import MEASURE, with_scales
 from abps.sites.node.transport import UnreachableError
-from abps.sites.protocol.commands import (
-    LONG,
-    Answers,
-    Command,
-    DeclineCode,
-    Failure,
-    SiteState,
-    StepState,
-    Timeouts,
-    code_of,
-)
+from abps.sites.protocol import commands
+from abps.sites.protocol.commands import LONG, Answers, Command, DeclineCode, Failure, SiteState, StepState
 from abps.sites.store.audit import JournalEvent
 from abps.wire.admission import Reason
 
 log = logging.getLogger("abps")
 
-#: The engine's name for the scheduler's side.
-SERVER = "server"
+SERVER = "server"  # the engine's name for the scheduler's side
 
 #: Seconds that a site waits before it answers that it is still busy: short work needs no second question.
 LINGER = 2.0
 
 RESULT = "abps-job.json"
 
-#: Where our package lies.
-SOURCE = f"{Path(files.__file__).parents[1]}/"
+SOURCE = f"{Path(files.__file__).parents[1]}/"  # where our package lies
 
 
 def only_sealed(message: Message) -> Message | None:
     """Drop what comes in a peer's name and is not encrypted and signed by it: the relay may have made it up.
-
-    The engine calls this before it decrypts. None lets a message pass; only the scheduler may send in clear.
-    """
+    The engine calls this before it decrypts. None lets a message pass; only the scheduler may send in
+    clear."""
     origin = str(message.get_header(MessageHeaderKey.ORIGIN, ""))
     sealed = message.get_header(MessageHeaderKey.SECURE) and message.get_header(MessageHeaderKey.ENCRYPTED)
     if sealed or origin.split(".")[0] == SERVER:
@@ -89,8 +75,7 @@ class FlareSite:
     """A site of a job. Its table, its store and its limits are named in its own file, not in the job."""
 
     def __init__(self, proposal: str, call_seconds: float = 10.0) -> None:
-        self.proposal = proposal
-        self.call_seconds = call_seconds
+        self.proposal, self.call_seconds = proposal, call_seconds
 
     @collab.init
     def setup(self) -> None:
@@ -119,7 +104,6 @@ class FlareSite:
 
     @collab.final
     def end(self) -> None:
-        """Leave the store closed."""
         if getattr(self, "_site", None) is not None:
             self._site.store.close()
 
@@ -166,27 +150,25 @@ class FlareSite:
             return [False, self._failed(what, error)]
 
     def _failed(self, what: str, error: Exception) -> str:
-        """The decline code of an error; the sentence goes into this site's log. The journal records the code
-        and, for a failure bundle, where in our code the error arose, once for each."""
-        code = code_of(error, DeclineCode.STEP) if isinstance(error, RequestError) else DeclineCode.FAULT
+        """The decline code of an error; the sentence goes into this site's log. The journal records, once for
+        each, the code and, for a failure bundle, where in our code the error arose."""
+        code = DeclineCode.STEP if isinstance(error, RequestError) else DeclineCode.FAULT
+        code = error.code if isinstance(error, commands.DeclineError) else code
         if code is DeclineCode.FAULT:
             log.error("internal error in %s:\n%s", what, traceback.format_exc())
         else:
             log.warning("%s was refused: %s", what, error)
         key = (what, str(code), type(error).__name__)
         if code is not DeclineCode.STEP and key not in self._recorded:
-            frames = traceback.extract_tb(error.__traceback__)
-            places = [
-                f"{f.filename[len(SOURCE) :]}:{f.lineno}" for f in frames if f.filename.startswith(SOURCE)
-            ]
-            said = {"code": str(code), "command": what, "error": key[2], "where": places[-3:]}
+            ours = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(SOURCE)]
+            places = [f"{f.filename.removeprefix(SOURCE)}:{f.lineno}" for f in ours[-3:]]
+            said = {"code": str(code), "command": what, "error": key[2], "where": places}
             with contextlib.suppress(RequestError):
                 self._job.own_file()[1].write(JournalEvent.SENT, to=SERVER, **said)
             self._recorded.add(key)
         return str(code)
 
     def _ping(self) -> str:
-        """Whether this site is ready for a round, or what else it is."""
         if self._busy():
             return str(SiteState.BUSY)
         return str(SiteState.READY if self._joined else SiteState.NEW)
@@ -201,7 +183,6 @@ class FlareSite:
         return self._state
 
     def _start(self, what: str, *arguments: Any) -> list[Any]:
-        """Begin something that may take long, in a thread of its own."""
         command = Command(what)
         if command not in LONG or self._busy():
             raise RequestError(f"{what!r} cannot be started now")
@@ -251,13 +232,10 @@ class FlareScheduler:
     """The scheduler of a job, at the relay. It leaves what it knows of the job in ``abps-job.json``."""
 
     def __init__(self, proposal: str, rounds: int, timeouts: dict[str, float] | None = None) -> None:
-        self.proposal = proposal
-        self.rounds = rounds
-        self.timeouts = timeouts
+        self.proposal, self.rounds, self.timeouts = proposal, rounds, timeouts
 
     @collab.main
     def run(self) -> None:
-        """Run the job and write down what happened."""
         result = Path(collab.workspace.get_result_root(str(collab.fl_ctx.get_job_id()))) / RESULT
         try:
             files.write_json(result, self._run())
@@ -268,7 +246,7 @@ class FlareScheduler:
             raise
 
     def _run(self) -> dict[str, Any]:
-        timeouts = Timeouts(**(self.timeouts or {}))
+        timeouts = commands.Timeouts(**(self.timeouts or {}))
         proposal = SignedProposal.from_json(json.loads(self.proposal)).proposal
         line = _Line({proxy.name: proxy for proxy in collab.clients})
         members = sorted(proposal.members or line.sites)
@@ -287,8 +265,6 @@ class FlareScheduler:
 
 
 class _Line:
-    """The scheduler's line: calls to many sites at once."""
-
     def __init__(self, sites: dict[str, Any]) -> None:
         self.sites = sites
 
@@ -302,12 +278,13 @@ class _Line:
             return answers, failures
         plain = [str(each) if isinstance(each, Command) else each for each in arguments]
         for name, result in collab.get_clients(there)(timeout=seconds).conduct(str(command), plain):
-            if isinstance(result, list | tuple) and len(result) == 2 and result[0] is True:
-                answers[name] = result[1]
+            well_formed = isinstance(result, list | tuple) and len(result) == 2
+            done, value = result if well_formed else (False, None)
+            if done is True:
+                answers[name] = value
                 del failures[name]
             else:
-                declined = isinstance(result, list | tuple) and len(result) == 2
-                failures[name] = Failure.sent(result[1] if declined else None)
+                failures[name] = Failure.sent(value)
         return answers, failures
 
     def pause(self, seconds: float) -> None:

@@ -1,9 +1,8 @@
 """From "four hospitals" to a network: certificates, startup kits, and the processes that run from them; and
 what only the authority can do: certify a member's new key, and expel a member, in a network that goes on.
 
-A kit is a folder for one participant: its certificate and key, the relay's address, and a ``local`` folder
-that is the participant's own. What a site allows is written there: only the two classes of ours that a job
-names, no code that comes with a job, no shell for the operator.
+A kit is a folder for one participant: its certificate and key, the relay's address, and a ``local`` folder of
+its own with what it allows: the two classes of ours that a job names, no code, no shell for the operator.
 """
 
 import contextlib
@@ -50,20 +49,11 @@ OUTCOME_WAIT = "5"
 #: The engine groups participants by organisation; for us they are all one federation.
 ORGANISATION = "federation"
 
-#: Days that a new authority lives; certificates of members live shorter, and are rotated.
-ROOT_DAYS = 3650
-
-#: Days that a member's new certificate is good for, if the authority lives as long.
-DAYS = 360
-
-#: Where the authority keeps its key and the members' certificates.
-STATE = Path("abps", "state", "cert.json")
-
-#: The names of all sites, in the ``local`` folder of the operator's kit.
-MEMBERS = "members.json"
-
-#: Bytes of a log file, and how many are kept.
-LOG_BYTES, LOG_FILES = 5 * 2**20, 5
+ROOT_DAYS = 3650  # days that a new authority lives; certificates of members live shorter, and are rotated
+DAYS = 360  # days that a member's new certificate is good for, if the authority lives as long
+STATE = Path("abps", "state", "cert.json")  # where the authority keeps its key and the members' certificates
+MEMBERS = "members.json"  # the names of all sites, in the ``local`` folder of the operator's kit
+LOG_BYTES, LOG_FILES = 5 * 2**20, 5  # bytes of a log file, and how many are kept
 
 #: Parts of the engine that write a line or two for every message.
 _CHATTY = ("nvflare.collab", "nvflare.fuel.f3.cellnet", "nvflare.private.aux_runner")
@@ -90,23 +80,12 @@ _LEAN = {
 
 #: What an operator may do by the engine: run and stop jobs that carry no code. At a site it may not inspect,
 #: configure or stop the process.
-_RIGHTS = {
-    "submit_job": "any",
-    "clone_job": "none",
-    "manage_job": "any",
-    "download_job": "any",
-    "view": "any",
-    "operate": "any",
-    "shell_commands": "none",
-    "byoc": "none",
-}
-_RIGHTS_AT_SITES = _RIGHTS | {"download_job": "none", "operate": "none"}
+_RIGHTS = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "operate"), "any")
+_RIGHTS |= dict.fromkeys(("clone_job", "shell_commands", "byoc"), "none")
 
 
 @dataclass(frozen=True)
 class Network:
-    """A provisioned network: the folder of the relay's kit, of every site's, and of the operator's."""
-
     relay: Path
     sites: dict[str, Path]
     operator: Path
@@ -114,10 +93,8 @@ class Network:
 
 
 class MemberCertificates(CertBuilder):
-    """The engine's builder of certificates, without the members' private keys that it would keep.
-
-    A kit is made once; a member that lost it makes another key.
-    """
+    """The engine's builder of certificates, without the members' private keys that it would keep: a kit is
+    made once, and a member that lost it makes another key."""
 
     def _build_write_cert_pair(self, participant: Any, base_name: str, ctx: Any) -> None:
         if self.persistent_state.has_subject(participant.subject):
@@ -145,10 +122,8 @@ def provision(
     port: int = 8002,
     operator: str = "operator@federation.example",
 ) -> Network:
-    """Make certificates and startup kits; a second call with more sites adds kits and keeps the others.
-
-    host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
-    """
+    """Make certificates and startup kits; a second call with more sites adds kits and keeps the others. host:
+    the name by which the sites reach the relay; ``localhost`` keeps everything on this machine."""
     _check(sites, host, port, operator)
     authority = files.folder(out / "authority")
     authority.chmod(0o700)  # the authority's key lies here
@@ -186,26 +161,19 @@ def provision(
 
 def _build(authority: Path, roles: Mapping[str, Role], port: int, certificates: MemberCertificates) -> Path:
     """Let the engine build the kits of all participants; the folder where they are."""
-    types = {Role.RELAY: "server", Role.SITE: "client", Role.OPERATOR: "admin"}
-    more: dict[Role, dict[str, Any]] = {
-        Role.RELAY: {"fed_learn_port": port, "admin_port": port},
-        Role.SITE: {},
-        Role.OPERATOR: {"role": OPERATOR_ROLE},
+    kinds: dict[Role, dict[str, Any]] = {
+        Role.RELAY: {"type": "server", "fed_learn_port": port, "admin_port": port},
+        Role.SITE: {"type": "client"},
+        Role.OPERATOR: {"type": "admin", "role": OPERATOR_ROLE},
     }
     project = {
         "api_version": 3,
         "name": "abps",
         "description": "made by abps site provision",
-        "participants": [
-            {"name": name, "type": types[role], "org": ORGANISATION, **more[role]}
-            for name, role in roles.items()
-        ],
+        "participants": [{"name": n, "org": ORGANISATION, **kinds[role]} for n, role in roles.items()],
     }
-    builders = [
-        WorkspaceBuilder(["master_template.yml"]),
-        StaticFileBuilder(config_folder="config", scheme="grpc"),
-        certificates,
-    ]
+    static = StaticFileBuilder(config_folder="config", scheme="grpc")
+    builders = [WorkspaceBuilder(["master_template.yml"]), static, certificates]
     chatter = io.StringIO()
     with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
         made = Provisioner(str(authority), builders).provision(prepare_project(project))
@@ -223,14 +191,11 @@ def provisioned(operator: Path) -> tuple[str, ...]:
 def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
     if len(sites) < 2:
         raise RequestError("a network needs at least 2 sites; name them all")
-    twins = sorted({name for name in sites if list(sites).count(name) > 1})
-    if twins:
-        raise RequestError(f"the site {twins[0]!r} is named twice; site names must differ")
     for name in sites:
+        if list(sites).count(name) > 1:
+            raise RequestError(f"the site {name!r} is named twice; site names must differ")
         if not _SITE_NAME.match(name) or name.lower() in _RESERVED:
-            raise RequestError(
-                f"the site name {name!r} cannot be used; letters, digits, - and _, no 'server'"
-            )
+            raise RequestError(f"the site name {name!r} cannot be used; letters, digits, -, _, no 'server'")
     if not _HOST_NAME.match(host) or host in sites:
         raise RequestError(f"host={host!r} is not a host name of its own; give the relay's DNS name")
     if not 1 <= port <= 65535:
@@ -255,7 +220,6 @@ class Authority:
         self._key: Any = load_pem_private_key(str(self._state["root_pri_key"]).encode(), None)
 
     def revoked(self) -> RevocationList:
-        """The list in force."""
         if not self.list.is_file():
             return RevocationList()
         return membership.from_text(self.list.read_text(encoding="utf-8"), self._root_pem)
@@ -271,11 +235,8 @@ class Authority:
 
     def certify(self, request: CertificateRequest, fingerprint: str = "") -> tuple[Path, datetime.datetime]:
         """Give a member a certificate for a key that it has made itself, and revoke the old one: where it is,
-        and when it ends.
-
-        fingerprint: of the request, as somebody at the member read it out. It is needed unless the request is
-        signed with the member's present key: whoever can send a file could ask in its name.
-        """
+        and when it ends.  fingerprint: of the request, as somebody at the member read it out; needed unless
+        the request is signed with the member's present key: whoever can send a file could ask in its name."""
         member, old = request.member, self._certificate(request.member)
         if fingerprint and not request.matches(fingerprint):
             raise RequestError(
@@ -310,10 +271,10 @@ class Authority:
 
     def readmit(self, names: Sequence[str]) -> None:
         """Take members that are provisioned anew off the list of the expelled."""
-        before = found = self.revoked()
-        for name in sorted(set(found.expelled) & set(names)):
+        back, found = sorted(set(self.revoked().expelled) & set(names)), self.revoked()
+        for name in back:
             found = found.without(name, None, expel=False)
-        if found != before:
+        if back:
             self._publish(found)
 
     def sites(self) -> list[str]:
@@ -369,7 +330,6 @@ def _write_readme(kit: Path, name: str, role: Role) -> None:
 
 
 def _write_rules(kit: Path, role: Role) -> None:
-    """What this participant allows: our classes and nothing else, no code in jobs, no shell."""
     local = kit / "local"
     default = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
     default["class_allow_list"] = list(ALLOW)
@@ -377,7 +337,7 @@ def _write_rules(kit: Path, role: Role) -> None:
     default["allow_log_streaming"] = False  # a site's log stays at the site
     default["components"] = [c for c in default.get("components", []) if c["id"] != "site_log_streamer"]
     files.write_json(local / "resources.json", default)
-    rights = _RIGHTS_AT_SITES if role is Role.SITE else _RIGHTS
+    rights = _RIGHTS | ({"download_job": "none", "operate": "none"} if role is Role.SITE else {})
     rules = {"project_admin": rights, "org_admin": "none", "lead": "none", "member": "none"}
     files.write_json(local / "authorization.json", {"format_version": "1.0", "permissions": rules})
     files.write_json(local / "log_config.json", _logs(local))
@@ -401,8 +361,7 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     package = str(Path(files.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     environment = _LEAN | os.environ | {"PYTHONPATH": path}
-    proxy = proxy_of(given)
-    if proxy is not None:
+    if proxy := proxy_of(given):
         environment["grpc_proxy"] = proxy.geturl()
     environment.setdefault(process.VARIABLE, str(process.MOST))
     _update_resources(given)

@@ -1,7 +1,5 @@
-"""Open a site's part in a job: its own file, the consent of its people, its table and its store.
-
-Every stage that can fail has a decline code: only the code leaves the site, the sentence stays in its log.
-"""
+"""Open a site's part in a job: its own file, the consent of its people, its table and its store. Every stage
+that can fail has a decline code: only the code leaves the site, the sentence stays in its log."""
 
 import contextlib
 import json
@@ -30,8 +28,7 @@ from abps.sites.protocol.commands import DeclineCode
 from abps.sites.store.audit import Journal
 from abps.sites.store.store import Store, StoreInUse
 
-#: Seconds that the process of the last job gets to release the store.
-STORE_SECONDS = 15.0
+STORE_SECONDS = 15.0  # seconds that the process of the last job gets to release the store
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,6 @@ class SiteJob:
         return self.local.parent
 
     def own_file(self) -> tuple[SiteFile, Journal]:
-        """The site's own file, and its journal."""
-
         with declining(DeclineCode.FILE):
             own = sitefile.find(self.site, self.local)
             return own, own.journal(self.kit)
@@ -58,11 +53,8 @@ class SiteJob:
 def open_study(
     given: SiteJob, own: SiteFile, journal: Journal, send: Send, counting: bool, scales: Any
 ) -> Site | measuring.ScaleCounting:
-    """The site's part in a study or, if ``counting``, in the counts for its common scales.
-
-    scales: what was counted before, as the scheduler says.
-    """
-
+    """The site's part in a study or, if ``counting``, in the counts for its common scales.  scales: what was
+    counted before, as the scheduler says."""
     with declining(DeclineCode.AGREEMENT):
         signed = SignedProposal.from_json(json.loads(given.proposal))
         agreement = signed.proposal.agreement
@@ -76,9 +68,8 @@ def open_study(
         import torch
 
         torch.set_num_threads(own.threads)
-    consent = Consent(
-        Path(own.store), journal, own.policy, signed, keys.read_root(given.kit), Membership(given.kit).now
-    )
+    authority, revoked = keys.read_root(given.kit), Membership(given.kit).now
+    consent = Consent(Path(own.store), journal, own.policy, signed, authority, revoked)
     approval = consent.given()
     with declining(DeclineCode.TABLE):
         table = own.read_table(agreement.book)
@@ -94,7 +85,6 @@ def open_study(
             return measuring.ScaleCounting(given.site, agreement, table, store, terms)
     with declining(DeclineCode.TABLE):
         data = agreement.prepare(table)
-
     with _opened_store(given, own, agreement, agreement.study) as store:
         inherit(store, _from_counts(own, agreement)[1])
         site = Site(given.site, agreement, data, store, send, terms)
@@ -115,7 +105,6 @@ def _names_nobody(table: Federation, agreement: Agreement) -> None:
 @contextlib.contextmanager
 def _opened_store(given: SiteJob, own: SiteFile, agreement: Agreement, study: str) -> Iterator[Any]:
     """The store of a study, closed again if what follows fails; the last job may need a moment to end."""
-
     until = time.monotonic() + STORE_SECONDS
     with declining(DeclineCode.STORE):
         while True:
@@ -135,12 +124,8 @@ def _opened_store(given: SiteJob, own: SiteFile, agreement: Agreement, study: st
 
 def _from_counts(own: SiteFile, agreement: Agreement) -> tuple[Any, Any]:
     """What the site keeps of the counts for a study: common scales, and the privacy spent on them."""
-
     path = own.store_of(measuring.store_name(agreement.study))
     if not path.is_file():
         return None, None
-    store = Store.look(path)
-    try:
+    with contextlib.closing(Store.look(path)) as store:
         return measuring.kept_in(store), account_of(store)
-    finally:
-        store.close()

@@ -1,11 +1,10 @@
 """The processes of a participant: the engine's own, with what survival of faults and our promises need.
 
-One runs from a kit until it is stopped, and starts another one for every job. That one ends with it: nobody
+One runs from a kit until it is stopped, and starts another one for every job, which ends with it: nobody
 would read what it sends, and the next process needs the site's store. (The engine asks for that, too, but has
 loops that never check.) All take in no more than a limit. A job begins without sites that do not answer, once
-more than half are there, and goes on without a site whose process fails. The engine asks for a certificate of
-the authority and knows no revocation; the relay looks up whoever registers, or sends a heartbeat, in its own
-list, which may change while it runs.
+more than half are there, and goes on without a site whose process fails. The relay looks up whoever
+registers, or sends a heartbeat, in the authority's list, which may change while it runs.
 """
 
 import logging
@@ -38,14 +37,9 @@ RELAY_JOB = "nvflare.private.fed.app.server.runner_process"
 #: The variable in which a participant passes its process id to what it starts.
 PARTICIPANT = "ABPS_PARTICIPANT"
 
-#: Seconds that an orphan gets to end in order.
-ORPHAN_SECONDS = 5.0
-
-#: Seconds that the last sites get to begin a job, once more than half have.
-START_GRACE = 60
-
-#: This module, also where it is the main one.
-MODULE = "abps.sites.flare.process"
+ORPHAN_SECONDS = 5.0  # seconds that an orphan gets to end in order
+START_GRACE = 60  # seconds that the last sites get to begin a job, once more than half have
+MODULE = "abps.sites.flare.process"  # this module, also where it is the main one
 
 
 def main() -> None:
@@ -73,7 +67,6 @@ def main() -> None:
 
 
 def launch_here() -> None:
-    """Let the engine in this process start jobs through this module."""
     for launcher in (ClientProcessJobLauncher, ServerProcessJobLauncher):
 
         def get_command(self: Any, job_meta: Any, fl_ctx: Any, plain: Any = launcher.get_command) -> str:
@@ -110,7 +103,6 @@ def without_fortran() -> None:
 
 
 def begin_without() -> None:
-    """Let a job begin without sites that stand still: how many are enough for a round the scheduler says."""
     from nvflare.collab.runtime.controller import CollabController
     from nvflare.collab.runtime.defs import SYNC_TASK_NAME
 
@@ -206,24 +198,16 @@ def go_on() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent."""
     while os.getppid() == parent:
         time.sleep(1.0)
     time.sleep(ORPHAN_SECONDS)
     os._exit(1)
 
 
-#: The most bytes of a frame, and of a message, at a participant.
-MOST = 64 << 20
-
-#: Seconds in which an empty measure fills.
-FILLS = 20.0
-
-#: How many senders are remembered; more than any federation has.
-SENDERS = 10_000
-
-#: What the engine reads its limit of a message from.
-VARIABLE = "NVFLARE_STREAMING_MAX_BLOB_SIZE"
+MOST = 64 << 20  # the most bytes of a frame, and of a message, at a participant
+FILLS = 20.0  # seconds in which an empty measure fills
+SENDERS = 10_000  # how many senders are remembered; more than any federation has
+VARIABLE = "NVFLARE_STREAMING_MAX_BLOB_SIZE"  # what the engine reads its limit of a message from
 
 
 def limit_frames(most: int = MOST) -> None:
@@ -240,10 +224,8 @@ def limit_frames(most: int = MOST) -> None:
 
 
 class Intake:
-    """Drops pieces of messages that are too long, or that come faster than a sender may send.
-
-    The engine calls ``admit`` before it keeps a piece. None lets the piece pass.
-    """
+    """Drops pieces of messages that are too long, or that come faster than a sender may send. The engine
+    calls ``admit`` before it keeps a piece; None lets it pass."""
 
     def __init__(self, most: int = MOST, now: Callable[[], float] = time.monotonic) -> None:
         self.most, self._now = most, now
@@ -252,7 +234,6 @@ class Intake:
         self._warned: set[str] = set()
 
     def admit(self, message: Message) -> Message | None:
-        """Let a piece of a message pass, or not."""
         sender = str(message.get_header(MessageHeaderKey.ORIGIN, "")).split(".")[0]
         size = message.get_header(StreamHeaderKey.SIZE, 0)
         if type(size) is not int or not 0 <= size <= self.most:
@@ -279,13 +260,11 @@ class Intake:
 
 
 def _length(payload: Any) -> int:
-    if payload is None:
-        return 0
     if isinstance(payload, list):
         return sum(_length(part) for part in payload)
     try:
         return memoryview(payload).nbytes
-    except TypeError:  # a buffer of the engine's own
+    except TypeError:  # nothing, or a buffer of the engine's own
         return len(payload) if hasattr(payload, "__len__") else 0
 
 

@@ -1,8 +1,5 @@
-"""Send a job with the operator's kit, and wait for its report.
-
-A job is data: what to start where, and the signed proposal. No code travels with it. A site admits it because
-its own ``class_allow_list`` names these classes (``abps site provision`` writes that list).
-"""
+"""Send a job with the operator's kit, and wait for its report. A job is data: what to start where, and the
+signed proposal. A site admits it because its own ``class_allow_list`` names these classes."""
 
 import contextlib
 import io
@@ -27,16 +24,12 @@ from abps.sites.flare.app import RESULT, FlareScheduler, FlareSite
 from abps.sites.flare.kits import provisioned
 from abps.sites.protocol.commands import Timeouts
 
-#: Jobs in a row that may be lost with the relay before the operator gives up, and seconds between two tries.
-MOST_LOST = 5
-AGAIN_SECONDS = 10.0
-
+MOST_LOST = 5  # jobs in a row that may be lost with the relay before the operator gives up
+AGAIN_SECONDS = 10.0  # seconds between two tries
+COMPLETED = "FINISHED:COMPLETED"  # the engine's status of a job that has run
 #: Seconds after which a job that is said to run and has no process at the relay is lost. (A relay may have
 #: been killed before anybody saw the job run; a job that ends has no process for some seconds.)
 GONE_SECONDS = 60.0
-
-#: The engine's status of a job that has run.
-COMPLETED = "FINISHED:COMPLETED"
 
 #: Errors of the engine: the line is broken, or it refuses.
 _BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
@@ -71,11 +64,9 @@ class ABPSRecipe(CollabRecipe):
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: the engine's status, and the scheduler's report (None while it runs)."""
-
     job: str
-    status: str
-    report: dict[str, Any] | None
+    status: str  # the engine's
+    report: dict[str, Any] | None  # the scheduler's; none while it runs
 
     @property
     def ran(self) -> bool:
@@ -97,7 +88,6 @@ class JobLost(RequestError):
 
 @contextlib.contextmanager
 def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
-    """Log in at the relay."""
     given = _operator(kit)
     with contextlib.redirect_stdout(io.StringIO()):  # the engine's chatter is not our output
         try:
@@ -138,20 +128,16 @@ def submit(
     members: Sequence[str] = (),
 ) -> JobOutcome:
     """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report.
-
-    members: none: all sites of the network. The proposal names them, so that sites hold to them.
-    """
+    members: named in the proposal, so that sites hold to them; none: all sites of the network."""
     named = tuple(members) or provisioned(_operator(kit).folder)
     signed = sign(Proposal(agreement, named), read_signer(kit))
     return _run(kit, ABPSRecipe(signed, rounds, min_sites, timeouts), wait, progress)
 
 
 def to_the_end(once: Callable[[], JobOutcome], rounds: int, progress: Progress) -> JobOutcome:
-    """Submit jobs one after the other until the study has had its rounds, also if some are lost.
-
-    once: submits a job and waits for its end.  Returns the last job's outcome, with the rounds of all in its
-    report. A job that was lost, or that waits for members, is submitted again; any other error is the end.
-    """
+    """Submit jobs until the study has had its rounds: the last job's outcome, with the rounds of all in its
+    report.  once: submits a job and waits for its end. A job that was lost, or that waits for members, is
+    submitted again; any other error is the end."""
     before: list[dict[str, Any]] = []
     lost = 0
     while True:
@@ -185,15 +171,12 @@ def to_the_end(once: Callable[[], JobOutcome], rounds: int, progress: Progress) 
 
 
 def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The report of several jobs as if they were one."""
-    last = reports[-1]
     total = sum(each["bytes"] for each in reports)
     all_rounds = [each for report in reports for each in report["rounds"]]
-    return {**last, "first": reports[0]["first"], "rounds": all_rounds, "bytes": total}
+    return {**reports[-1], "first": reports[0]["first"], "rounds": all_rounds, "bytes": total}
 
 
 def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Progress) -> JobOutcome:
-    """Submit a job and, if asked to, wait for its end."""
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
         recipe.export(folder)
         job = str(line.submit_job(str(Path(folder) / recipe.job_name)))

@@ -1,8 +1,6 @@
-"""What a site is and knows in a job: its rows and model, who the members are, and the round under way.
-
-All parts of a site share one :class:`SiteContext`. What belongs to one round is in :class:`Round`, which is
-made anew when a round begins; what peers and the scheduler change at once is changed under ``lock``.
-"""
+"""What a site is and knows in a job: its rows and model, who the members are, and the round under way. All
+parts of a site share one :class:`SiteContext`; what peers and the scheduler change at once is changed under
+``lock``."""
 
 import hashlib
 import json
@@ -41,14 +39,10 @@ _ACCOUNT, _GAPS = "privacy", "privacy_gaps"
 
 @dataclass(frozen=True)
 class JobTerms:
-    """How a site takes part in a job.
-
-    job: its name, the same at all sites.  limits: what the site tolerates of a peer.
-    consent: asked before a job and before each of its rounds; none: nobody is asked (a rehearsal).
-    signer: the key that signs the site's log; none: a rehearsal.
-    secret: a number that nobody else knows, for draws that hide rows; 0: they follow from the seed.
-    another_table: the rows may be others than those of the study's earlier jobs.
-    """
+    """How a site takes part in a job, which has the same name at all sites.  limits: what the site tolerates
+    of a peer.  consent: asked before a job and each of its rounds.  signer: the key that signs the site's
+    log.  (A rehearsal has neither.)  secret: a number that nobody else knows, for draws that hide rows; 0:
+    they follow from the seed.  another_table: the rows may be others than those of earlier jobs."""
 
     job: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -59,7 +53,6 @@ class JobTerms:
 
     @property
     def authority(self) -> bytes | None:
-        """The certificate that signs all others; none in a rehearsal."""
         return None if self.consent is None else self.consent.authority
 
 
@@ -98,7 +91,6 @@ class SiteContext:
 
     @property
     def id(self) -> int:
-        """The number by which this site's messages name their sender."""
         return self.sender_id(self.name)
 
     @property
@@ -106,7 +98,6 @@ class SiteContext:
         return frozenset(self.roster) - {self.name}
 
     def origin(self, peer: str) -> Origin:
-        """Where something came from, in this round."""
         return Origin(peer, self.others, self.round.number, self.terms.limits, self.sender_id)
 
     def join(self, members: Sequence[str], first: int, rows: Mapping[str, int]) -> None:
@@ -135,7 +126,6 @@ class SiteContext:
             return self._derived
 
     def _context_of(self, members: tuple[str, ...]) -> Context:
-        """What this site knows of some members, itself among them."""
         place, own = members.index(self.name), float(self.data.train.sizes[0])
         # Rows weigh in sums, and nobody can check what a peer says of its own.
         rows = [min(float(self.rows.get(member, 1)), self.terms.limits.rows * own) for member in members]
@@ -161,9 +151,8 @@ class SiteContext:
         try:
             return members, thaw(kind, content, models=model[None])
         except StateError as error:
-            raise RequestError(
-                f"{self.store.path}: the method's state cannot be read ({error}); restore a backup"
-            ) from error
+            why = f"the method's state cannot be read ({error}); restore a backup"
+            raise RequestError(f"{self.store.path}: {why}") from error
 
 
 def is_round(round: Any) -> bool:
@@ -172,10 +161,8 @@ def is_round(round: Any) -> bool:
 
 
 def may_score(label: NDArray[Any], patient: NDArray[np.int64] | None, outcome: Outcome, floor: int) -> bool:
-    """Whether a score of rows with these labels may leave: enough patients with the event, and without.
-
-    From fractions of pairs, reported round after round, follows how many there are of each.
-    """
+    """Whether a score of rows with these labels may leave: enough patients with the event, and without. From
+    fractions of pairs, reported round after round, follows how many there are of each."""
     return not floor or both_enough(outcome.events(label), patient, floor)
 
 
@@ -193,10 +180,8 @@ def _fingerprint(data: Prepared) -> str:
 
 
 def pay(store: Store, method: Method, due: Sequence[Release], gaps: Sequence[str] = ()) -> bool:
-    """Pay for what leaves, and write it down; False if the account does not afford it.
-
-    gaps: what the account does not cover, in words.
-    """
+    """Pay for what leaves, and write it down; False if the account does not afford it.  gaps: what it does
+    not cover, in words."""
     budget = method.privacy.budget
     before = account_of(store) or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
     if not before.affords(*due):

@@ -1,13 +1,10 @@
-"""What a site must not take part with: two tables, or two studies, that differ by a few patients, or by few
-hospitals. The difference of two totals would be the sums of these alone, in whatever is released: scores,
-losses, curvature, counts, levels, scores of models, numbers of rows.
+"""What a site must not take part with: two tables, or two studies, that differ by a few patients or
+hospitals: the difference of two totals, of whatever is released, would be the sums of these alone.
 
-So a site joins a study only with a table that is one of the earlier ones, or differs from each of them by the
-minimum cell of patients or more. Digests of rows stay beside the stores; they never leave.
-
-Studies of sums use complete rows. A site keeps, in the store of each, which of its patients are in it; before
-it takes part in another one it compares, and before it signs the members of a first sum it compares those.
-Patients are those of the patient column or, without one, rows by their place in the table.
+So a site joins a study only with an earlier table, or one that differs from each by the minimum cell of
+patients or more (digests of rows stay beside the stores). Studies of sums use complete rows: their stores
+hold which patients those are, to compare before another one, and the members before a first sum. Patients are
+those of the patient column or, without one, rows by their place in the table.
 """
 
 import base64
@@ -30,14 +27,9 @@ from abps.sites.consent.sitefile import SiteFile
 from abps.sites.protocol.masking import SUMMED
 from abps.sites.store.store import Store
 
-#: The fact of a store that says which patients a study of sums uses.
-_USED: Final = "used"
-
-#: Where digests of tables lie, beside the stores.
-FOLDER: Final = "tables"
-
-#: Hospitals by which two studies of the same patients must differ, if they do.
-FEWEST: Final = 3
+_USED: Final = "used"  # the fact of a store that says which patients a study of sums uses
+FOLDER: Final = "tables"  # where digests of tables lie, beside the stores
+FEWEST: Final = 3  # hospitals by which two studies of the same patients must differ, if they do
 
 
 def check_table(own: SiteFile, least: int) -> None:
@@ -99,7 +91,7 @@ def remember(store: Store, method: SumStudy, data: Prepared) -> None:
 
 def revealing_members(store: Store, names: Sequence[str]) -> str:
     """Why a first sum of these members is not opened: they differ by one or two from those of another study
-    of our patients. Nothing if it may be."""
+    of our patients. Empty if it may be."""
     for other, _, members in _earlier(store):
         apart = sorted(set(members) ^ set(names))
         if 0 < len(apart) < FEWEST:
@@ -111,7 +103,6 @@ def revealing_members(store: Store, names: Sequence[str]) -> str:
 
 
 def _patients(method: SumStudy, data: Prepared) -> NDArray[np.int64]:
-    """Sorted numbers of the patients whose rows are complete in the columns of the formula."""
     assert data.source is not None and data.book is not None
     rows = np.flatnonzero(method.used(data))
     return np.unique(rows if data.source.patient is None else data.source.patient[rows]).astype(np.int64)

@@ -1,11 +1,9 @@
 """Exchanges of a coordinated method: every member uploads, one of them aggregates, all apply its broadcast.
 
-The coordinator follows from the seed: the first in the draw that is present. A site accepts a broadcast from
-this member alone, and one per exchange. Exchanges that need nothing but sums can run under masked sums: every
-member then gets the total, checks it, and does for itself what the coordinator would do.
-
-The state is what the broadcasts of all exchanges led to. Members keep them; a site that missed some, or joins
-later, asks other members for them and applies them, before it uploads.
+The coordinator follows from the seed: the first in the draw that is present. Exchanges that need nothing but
+sums can run under masked sums: every member gets the total, checks it, and does for itself what the
+coordinator would do. The state is what the broadcasts of all exchanges led to: a site that missed some asks
+other members for them and applies them, before it uploads.
 """
 
 import contextlib
@@ -33,8 +31,7 @@ from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_broadcast, pack_request, pack_upload
 from abps.wire.number_lists import NumberList, NumberListError
 
-#: Before each broadcast in the answer to a request: its round, and its length.
-_PART = struct.Struct("<II")
+_PART = struct.Struct("<II")  # before each broadcast in the answer to a request: its round, and its length
 
 
 class Exchanges:
@@ -72,8 +69,7 @@ class Exchanges:
         return found | self.sums.commands() | {Command.SUM_TOTAL: self.take_total}
 
     def _summand(self, round: int, names: Sequence[str]) -> Floats:
-        """What this site adds; a sum is of more than two thirds of the roster of the job, which was checked
-        against the members that people approved, and of nobody else."""
+        """What this site adds; a sum is of more than two thirds of the job's roster, and of nobody else."""
         summand = self.context.need(round, self.summand, "anything to add to a sum")
         roster = self.context.roster
         if not set(names) <= set(roster) or len(names) < 2 * len(roster) // 3 + 1:
@@ -97,14 +93,11 @@ class Exchanges:
         self.transport.log(self.transport.relay, kind, size, why, sent, number)
 
     def masked(self, round: int) -> bool:
-        """Whether an exchange runs under masked sums."""
         return self.method.privacy.secure and self.method.sums_only(round)
 
     def close(self, ask: bool) -> Any:
-        """The state after the exchange, or None if there is none; nothing is applied any more.
-
-        ask: there was an exchange: a site that has not got its result asks other members.
-        """
+        """The state after the exchange, or None if there is none; nothing is applied any more.  ask: there
+        was an exchange: a site that has not got its result asks other members."""
         with self.context.lock:
             self._closed = True
         round = self.context.round.number
@@ -116,10 +109,8 @@ class Exchanges:
 
     def contribute(self, round: int, gone: Sequence[str] = ()) -> int:
         """Upload to the coordinator. Returns how many numbers an upload has; 0 if this site cannot upload.
-
-        gone: members that were there when the round began and are not any more; asked again with the
-        coordinator among them, the site uploads to the next in the draw.
-        """
+        gone: members that fell away since the round began; with the coordinator among them, the site uploads
+        to the next in the draw."""
         context, now = self.context, self.context.round
         context.need(round, self.method, "begun")
         now.silent |= set(gone) - {context.name}
@@ -157,9 +148,7 @@ class Exchanges:
         if count < 2:
             return count
         broadcast = self._aggregated(uploads, round)
-        for peer in context.roster:
-            if peer in context.round.silent:
-                continue
+        for peer in (name for name in context.roster if name not in context.round.silent):
             own_part = broadcast.own.get(context.members.index(peer))
             content = broadcast.common.data + (b"" if own_part is None else own_part.data)
             if peer == context.name:
@@ -172,7 +161,7 @@ class Exchanges:
         return count
 
     def take_total(self, round: int, data: bytes) -> bool:
-        """The total of an exchange under masks, as the relay says it; checked, and applied."""
+        """Check and apply the total of an exchange under masks, as the relay says it."""
         context = self.context
         context.need(round, True, "begun")
         due = self.masked(round) and self._state is None and not self._closed and self._in_step(round)
@@ -224,7 +213,6 @@ class Exchanges:
     # Asked by a peer
 
     def receive_upload(self, peer: str, data: bytes) -> bytes:
-        """A member's upload, to this site as the coordinator."""
         context = self.context
         content = admission.admit_upload(data, context.origin(peer))
         if self.masked(context.round.number):
@@ -243,7 +231,6 @@ class Exchanges:
         return b""
 
     def receive_broadcast(self, peer: str, data: bytes) -> bytes:
-        """The coordinator's broadcast."""
         context, round = self.context, self.context.round.number
         content = admission.admit_broadcast(data, context.origin(peer))
         if self.masked(round):
@@ -258,7 +245,6 @@ class Exchanges:
         return b""
 
     def receive_request(self, peer: str, data: bytes) -> bytes:
-        """A member asks for broadcasts that it has missed."""
         after = admission.admit_request(data, self.context.origin(peer))
         self.transport.log(peer, EntryKind.REQUEST, len(data), f"its request, after {after}", sent=False)
         kept = {t: each for t, each in (self.context.store.broadcasts() | self.applied).items() if t > after}
@@ -306,14 +292,14 @@ class Exchanges:
         return True
 
     def _ask_for_missed(self, last: int, round: int) -> dict[int, tuple[str, bytes]] | None:
-        """The broadcasts after one round and before another, as two members have them alike (one, if there is
-        no other)."""
+        """The broadcasts after one round and before another, as two members (or the only one) have them
+        alike."""
         context = self.context
         peers = sorted(context.others - context.round.silent)
-        seen: list[tuple[str, Mapping[int, bytes]]] = []
+        data = pack_request(last, context.round.number, context.id)
+        seen: list[Mapping[int, bytes]] = []
         for peer in peers:
             try:
-                data = pack_request(last, context.round.number, context.id)
                 why = f"we ask for broadcasts after exchange {last}"
                 reply = self.transport.carry(peer, EntryKind.REQUEST, data, why)
                 found = self._parse_missed(peer, reply, last, round)
@@ -323,9 +309,9 @@ class Exchanges:
                 self.gate.note(refused)
                 continue
             self.transport.log(peer, EntryKind.BROADCAST, len(reply), "broadcasts that we missed", sent=False)
-            if len(peers) == 1 or any(found == other for _, other in seen):
+            if len(peers) == 1 or found in seen:
                 return {number: (peer, content) for number, content in found.items()}
-            seen.append((peer, found))
+            seen.append(found)
         return None
 
     def _parse_missed(self, peer: str, reply: bytes, last: int, round: int) -> dict[int, bytes]:
@@ -335,10 +321,8 @@ class Exchanges:
                 raise Refusal(peer, Reason.MALFORMED, "broadcasts that are cut short")
             number, size = _PART.unpack_from(reply)
             content, reply = reply[_PART.size : _PART.size + size], reply[_PART.size + size :]
-            if (
-                not last < number <= self.context.round.number
-                or not len(content) == size <= self.context.terms.limits.said
-            ):
+            whole = len(content) == size <= self.context.terms.limits.said
+            if not whole or not last < number <= self.context.round.number:
                 raise Refusal(peer, Reason.MALFORMED, "broadcasts that are not those that it was asked for")
             found[number] = content
         return {number: content for number, content in found.items() if number < round}

@@ -1,10 +1,9 @@
 """Common scales from masked counts, before the first round of a study: nobody sees what a single site has.
 
-Sites count their values in bins that all know, three times (:mod:`abps.data.scales`), and each count is a
-masked sum (:mod:`abps.privacy.secure_sum`): relay, operator and members see totals. Every site computes the
-next bins, and at last the scales, for itself, and checks that a total holds at least its own counts; the
-relay cannot choose bins. The result stays in a store of its own, ``STUDY-scales.sqlite``, with the log of
-what left; later jobs of the study go on with it.
+Sites count their values in bins that all know, three times (:mod:`abps.data.scales`), each under masks:
+relay, operator and members see totals. Every site computes the next bins, and at last the scales, for itself,
+and checks that a total holds at least its own counts. The result stays in a store of its own,
+``STUDY-scales.sqlite``, for later jobs of the study.
 """
 
 import hashlib
@@ -19,21 +18,13 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
+from abps.data import scales
 from abps.data.codebook import StatisticsSource
 from abps.data.federation import Federation
 from abps.data.harmonise import coarse_medians
 from abps.data.outcome import Outcome, as_plain
 from abps.data.prepare import numeric_rows
-from abps.data.scales import (
-    PASSES,
-    HistogramRefinement,
-    outcome_columns,
-    outcome_size,
-    published_counts,
-    scales_from_json,
-    scales_size,
-    settle_from_histograms,
-)
+from abps.data.scales import PASSES, outcome_columns
 from abps.data.split import assign_splits
 from abps.methods.accounting import counting_of
 from abps.privacy.budget import Release
@@ -50,25 +41,21 @@ from abps.sites.store.store import Store
 
 Floats = NDArray[np.float64]
 
-#: What a site is to open: its part in these counts.
-MEASURE = "scales"
-
-#: The fact of a store that holds what came out.
-_FOUND = "scales"
+MEASURE = "scales"  # what a site is to open: its part in these counts
+_FOUND = "scales"  # the fact of a store that holds what came out
 
 #: The fact with the rough medians of all sites' columns, by which a site finds its unit (`site harmonise`).
 MEDIANS = "medians"
 
 
 def store_name(study: str) -> str:
-    """The study whose store holds the scales."""
     return f"{study} {MEASURE}"
 
 
 def with_scales(agreement: Agreement, counted: Mapping[str, Any]) -> Agreement:
     """The study with what was counted; ``RequestError`` if that is not what it lacks."""
     try:
-        found = scales_from_json(counted["statistics"])
+        found = scales.scales_from_json(counted["statistics"])
         outcome = Outcome.from_json(counted["outcome"]) if counted["outcome"] is not None else None
         summarised = msgspec.convert(counted["summarised"], StatisticsSource)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -79,14 +66,12 @@ def with_scales(agreement: Agreement, counted: Mapping[str, Any]) -> Agreement:
         raise RequestError("the common scales that the relay names are of other columns than the study lacks")
     if summarised.seed != agreement.seed:
         raise RequestError("the common scales that the relay names are of another seed")
-    known = book.statistics or {}
-    scales = {name: {**known, **found}[name] for name in book.numbers if name in known or name in lacking}
+    every = {**(book.statistics or {}), **found}
+    statistics = {name: every[name] for name in book.numbers if name in every}
     if outcome is not None:
-        settled = replace(
-            book.outcome, grid=outcome.grid, hazards=outcome.hazards, level=outcome.level, scale=outcome.scale
-        )
-        book = replace(book, outcome=settled)
-    made = replace(agreement, book=replace(book, statistics=scales, statistics_source=summarised))
+        new = {name: getattr(outcome, name) for name in ("grid", "hazards", "level", "scale")}
+        book = replace(book, outcome=replace(book.outcome, **new))
+    made = replace(agreement, book=replace(book, statistics=statistics, statistics_source=summarised))
     if made.uncounted:
         raise RequestError("the common scales that the relay names are not all that the study lacks")
     return made
@@ -95,10 +80,8 @@ def with_scales(agreement: Agreement, counted: Mapping[str, Any]) -> Agreement:
 def resolved(
     agreement: Agreement, named: Mapping[str, Any] | None, kept: Mapping[str, Any] | None
 ) -> Agreement:
-    """The study as it runs: with the scales that the relay names, if it lacks them.
-
-    kept: what this site has counted with the others, if it has; nobody may name anything else then.
-    """
+    """The study as it runs: with the scales that the relay names, if it lacks them.  kept: what this site has
+    counted with the others, if it has; nobody may name anything else then."""
     if not agreement.uncounted:
         return agreement
     if named is None:
@@ -109,7 +92,6 @@ def resolved(
 
 
 def kept_in(store: Store) -> dict[str, Any] | None:
-    """What was counted, by the store of these counts."""
     found = store.facts().get(_FOUND)
     return None if found is None else dict(json.loads(found))
 
@@ -120,13 +102,12 @@ class Tally:
     def __init__(self, agreement: Agreement) -> None:
         self.agreement = agreement
         self.columns = len(agreement.uncounted)
-        self.found = HistogramRefinement(self.columns)
+        self.found = scales.HistogramRefinement(self.columns)
         self.counting = counting_of(agreement.config(), agreement.seed)
         self.spent: dict[str, int] = {}
         self.members = 0
 
     def doubt(self) -> float:
-        """By how much noise may change a total."""
         return self.counting.doubt(self.columns, self.members)
 
     def take(self, total: Floats, names: Sequence[str]) -> None:
@@ -141,29 +122,22 @@ class Tally:
         book, names = self.agreement.book, self.agreement.uncounted
         about = outcome_columns(book.outcome)
         numbers = names[: len(names) - len(about)]
-        scales = dict(zip(numbers, self.found.scales(self.doubt())))
-        outcome = settle_from_histograms(book.outcome, self.found, len(numbers)) if about else None
-        back = scales_size(len(numbers)) + (0 if outcome is None else outcome_size(outcome))
+        outcome = scales.settle_from_histograms(book.outcome, self.found, len(numbers)) if about else None
+        back = scales.scales_size(len(numbers)) + (0 if outcome is None else scales.outcome_size(outcome))
         spent = {name: each + back for name, each in sorted(self.spent.items())}
         return {
-            "statistics": as_plain(scales),
+            "statistics": as_plain(dict(zip(numbers, self.found.scales(self.doubt())))),
             "outcome": None if outcome is None else outcome.to_json(),
             "summarised": as_plain(StatisticsSource(self.agreement.seed, spent)),
         }
 
 
 class ScaleCounting:
-    """A site's part."""
+    """A site's part.  table: its own.  terms: how it takes part; none: as in a rehearsal."""
 
     def __init__(
-        self,
-        name: str,
-        agreement: Agreement,
-        table: Federation,
-        store: Store,
-        terms: JobTerms | None = None,
+        self, name: str, agreement: Agreement, table: Federation, store: Store, terms: JobTerms | None = None
     ) -> None:
-        """table: the site's own.  terms: how it takes part; none: as in a rehearsal."""
         terms = terms or JobTerms()
         self.name, self.agreement, self.store, self.consent = name, agreement, store, terms.consent
         names, book = agreement.uncounted, agreement.book
@@ -194,19 +168,16 @@ class ScaleCounting:
 
     def measure(self) -> dict[str, Any]:
         """The study, how many training rows this site has, and what was counted before."""
-        facts = {
-            "agreement": self.agreement.digest(), "rows": self.rows, "scales": kept_in(self.store)
-        }  # fmt: skip
+        study, known = self.agreement.digest(), kept_in(self.store)
+        facts = {"agreement": study, "rows": self.rows, "scales": known}
         why = "the study, our training rows, scales if we know them"
         self.log(EntryKind.REPORT, len(canonical(facts)), why)
         return facts
 
     def receive(self, peer: str, what: str, data: bytes) -> bytes:
-        """Peers have nothing to say here."""
-        return b""
+        return b""  # peers have nothing to say here
 
     def _summand(self, number: int, names: Sequence[str]) -> Floats:
-        """This site's counts; the first is number 1."""
         if number != self._tally.found.taken + 1 or self._own is not None or number > PASSES:
             raise RequestError(f"the count {number} is not the next of this site")
         if self.consent is not None:
@@ -244,8 +215,9 @@ class ScaleCounting:
 
     def _counts(self) -> Floats:
         """(1, columns, bins + 2) this site's counts, with noise where the study has some."""
-        counts = published_counts(self._values, self._owner, 1, self._tally.found.edges, self._least)
-        return self._counting.noisy(counts, center_ids((self.name,)), self._tally.found.taken)
+        found = self._tally.found
+        counts = scales.published_counts(self._values, self._owner, 1, found.edges, self._least)
+        return self._counting.noisy(counts, center_ids((self.name,)), found.taken)
 
     def log(self, kind: EntryKind, size: int, why: str, number: int = 0, sent: bool = True) -> None:
         # All of it is before the first round, whichever count it belongs to.

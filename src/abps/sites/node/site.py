@@ -1,10 +1,6 @@
-"""One site of a real federation: it computes on its own table, and takes part in exchanges.
-
-A site never sends its rows. Everything that leaves it is written to its audit log first. Here are the table
-of what the scheduler (the clock at the relay) may ask of a site, and the table of what peers may send. The
-work is done by the other modules of this package: they share :mod:`.context` and send through
-:mod:`.transport`.
-"""
+"""One site of a real federation: it computes on its own table, and takes part in exchanges; it never sends
+its rows, and everything that leaves it is in its audit log first. Here are the tables of what the scheduler
+(the clock at the relay) may ask of a site, and of what peers may send."""
 
 import functools
 import json
@@ -39,18 +35,12 @@ _NOT_COUNTED = (EntryKind.HEAD, EntryKind.REPORT)
 
 
 class Site:
-    """A site's part in a job."""
+    """A site's part in a job.  terms: how it takes part; none: as in a rehearsal."""
 
     def __init__(
-        self,
-        name: str,
-        agreement: Agreement,
-        data: Prepared,
-        store: Store,
-        send: Send,
+        self, name: str, agreement: Agreement, data: Prepared, store: Store, send: Send,
         terms: JobTerms | None = None,
-    ) -> None:
-        """terms: how it takes part; none: as in a rehearsal."""
+    ) -> None:  # fmt: skip
         terms = terms or JobTerms()
         self.name, self.agreement, self.store, self.consent = name, agreement, store, terms.consent
         self.context = context = SiteContext(name, agreement, data, store, terms)
@@ -112,10 +102,8 @@ class Site:
         return self.transport.report(facts, "how far we are, and our training rows", store.round + 1)
 
     def join(self, members: Sequence[str], first: int, rows: Mapping[str, int], wire: Sequence[int]) -> None:
-        """Learn who is in this job, with which round it begins, and how many training rows all have.
-
-        wire: the version of the wire format that the job speaks. A member of an earlier job stays one.
-        """
+        """Learn who is in this job, with which round it begins, and how many training rows all have.  wire:
+        the version of the wire format that the job speaks."""
         if self.name not in members:
             raise RequestError(f"{self.name} is not among the members of this job")
         if not is_round(first) or first > self.agreement.rounds:
@@ -130,12 +118,9 @@ class Site:
         """Hold to the version of the approved proposal, which is the one that this site speaks."""
         agreed = messages.VERSION if self.consent is None else self.consent.proposal.wire
         if not tuple(wire) == tuple(agreed) == messages.VERSION:
-            job, here = (".".join(map(str, each)) for each in (wire, messages.VERSION))
-            raise DeclineError(
-                DeclineCode.VERSION,
-                f"the job speaks version {job} of the wire format, the proposal "
-                f"{'.'.join(map(str, agreed))}, and this site {here}; bring all to the same abps",
-            )
+            job, asked, here = (".".join(map(str, each)) for each in (wire, agreed, messages.VERSION))
+            why = f"the job speaks version {job} of the wire format, the proposal {asked}, this site {here}"
+            raise DeclineError(DeclineCode.VERSION, f"{why}; bring all to the same abps")
 
     def _ask_consent(self, round: int) -> None:
         """Take no part in a round that this site's people do not want any more; nobody is answered then."""
@@ -170,17 +155,13 @@ class Site:
                 part.begin()
             if context.method.privacy.budget is not None:
                 # Where the budget does not afford the round, nothing more is learned from rows.
-                due, gaps = (
-                    releases(context.method, round),
-                    not_covered(context.method, context.method_context),
-                )
+                gaps = not_covered(context.method, context.method_context)
+                due = releases(context.method, round)
                 context.round.resting = not pay(self.store, context.method, due, gaps)
 
     def conclude(self, round: int, rest: int = Rest.NOT) -> list[Any]:
-        """Finish the round: [validation score, bytes sent in the round, whether the method is done].
-
-        rest: why nothing was exchanged, if the scheduler knows.
-        """
+        """Finish the round: [validation score, bytes sent in the round, whether the method is done].  rest:
+        why nothing was exchanged, if the scheduler knows."""
         value = self.finish(round, Rest(rest))
         why = f"our validation {self.context.data.outcome.measure}"
         if not self._scored:
@@ -214,18 +195,17 @@ class Site:
         return value
 
     def _weights(self, state: Any, round: int) -> dict[str, float]:
-        """Where this site's model comes from at the end, as the method's audit trail says it: the shares of
-        its own rows, of cluster peers by name, of all members."""
+        """Where this site's model comes from at the end, by the method's audit trail: the shares of its own
+        rows, of cluster peers by name, of all members."""
         context = self.context
         broadcast = Broadcast(NumberList.read(self.exchanges.applied[round])[0])
         found = context.method.decisions(context.method_context, state, broadcast, round)
         if found is None:
             return {}
+        rows = zip(found.peer.tolist(), found.decision, found.score.tolist(), found.reason)
         said = {
             context.members[peer] if why == "cluster peer" else str(why): score
-            for peer, decision, score, why in zip(
-                found.peer.tolist(), found.decision, found.score.tolist(), found.reason
-            )
+            for peer, decision, score, why in rows
             if decision == "weight"
         }
         rest = 1.0 - sum(said.values())  # a site knows its cluster, and not who else is in it
@@ -238,6 +218,5 @@ class Site:
 
     @functools.cached_property
     def _scored(self) -> bool:
-        """Whether enough patients are behind a score of the validation rows that it may leave."""
         data = self.context.data
         return may_score(data.validation.y, data.validation.patient, data.outcome, data.min_cell)

@@ -1,10 +1,10 @@
 """How a study stands at a site: what its store holds for its owner, everything that ever left, and, if
 something failed, what an operator needs to help.
 
-The failure bundle is redacted by construction: it is made of numbers, times, versions, names of members and
-words of fixed lists (checks, codes, kinds of log rows, errors, places in our own source). No sentence of the
-site's log is copied: one may hold a path or a value of the table. The site reads the bundle, a named person
-releases it, which signs it and is recorded in the journal; the operator verifies the signature.
+The failure bundle is redacted by construction: numbers, times, versions, names of members and words of fixed
+lists; no sentence of the site's log, which may hold a path or a value of the table. A named person of the
+site reads and releases it, which signs it and is recorded in the journal; the operator verifies the
+signature.
 """
 
 import contextlib
@@ -32,16 +32,12 @@ from abps.sites.store.rows import EntryKind, LogEntry, canonical, digest
 from abps.sites.store.store import Store
 from abps.wire.admission import Reason
 
-#: The privacy account in an export.
-PRIVACY = "privacy.json"
+PRIVACY = "privacy.json"  # the privacy account in an export
 
 
 def summary(store: Store) -> dict[str, Any]:
-    """The state of a study at this site, as plain data."""
-    facts = store.facts()
-    rounds = store.rounds()
-    sent = store.sent_bytes()
-    spent = ledger_of(store)
+    facts, rounds, sent, spent = store.facts(), store.rounds(), store.sent_bytes(), ledger_of(store)
+    about = json.loads(facts.get("codebook", "{}")).get("outcome", {})
     account = {} if spent is None else spent["centers"][facts["site"]]
     return {
         "schema": "abps.site-status/1",
@@ -53,7 +49,7 @@ def summary(store: Store) -> dict[str, Any]:
         "partners": list(rounds[-1].partners) if rounds else [],
         "weights": json.loads(facts.get("weights", "{}")),
         "validation_auroc": rounds[-1].validation if rounds else None,
-        "measure": _measure(facts),
+        "measure": parse_outcome(str(about.get("predicts", "binary"))).measure,
         "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
         "last_message": max((e.at for e in store.traffic()), default=None),
         "bytes_sent": {**sent, "total": sum(sent.values())},
@@ -66,14 +62,7 @@ def summary(store: Store) -> dict[str, Any]:
     }
 
 
-def _measure(facts: Mapping[str, str]) -> str:
-    """The validation measure by the study's outcome: an AUROC, or its main score."""
-    about = json.loads(facts.get("codebook", "{}")).get("outcome", {})
-    return parse_outcome(str(about.get("predicts", "binary"))).measure
-
-
 def sentence(entry: LogEntry) -> str:
-    """One line of the audit log: when, what, to whom, how many bytes, why."""
     if entry.kind in (EntryKind.DECISION, EntryKind.RESTORED):
         return f"{entry.at}  round {entry.round}: {entry.why}"
     way = f"sent {entry.bytes:,} bytes to" if entry.sent else f"received {entry.bytes:,} bytes from"
@@ -105,14 +94,9 @@ def export(store: Store, out: Path) -> list[Path]:
 
 FAILURE_SCHEMA = "abps.failure/2"
 
-#: What signatures of bundles are for.
-PURPOSE = "failure bundle"
-
-#: Packages whose versions matter.
-_PACKAGES = ("grpcio", "numpy", "nvflare", "polars")
-
-#: How many log rows and failures a bundle has at most.
-MOST = 30
+PURPOSE = "failure bundle"  # what signatures of bundles are for
+_PACKAGES = ("grpcio", "numpy", "nvflare", "polars")  # packages whose versions matter
+MOST = 30  # how many log rows and failures a bundle has at most
 
 
 def failure_bundle(kit: Path) -> dict[str, Any]:
@@ -158,9 +142,8 @@ def release_bundle(kit: Path, path: Path, by: str) -> dict[str, Any]:
     """Sign a bundle that somebody has read, and record the release; the signed bundle replaces the file."""
     bundle, given = _read(path), read_kit(kit)
     if bundle["site"] != given.name:
-        raise RequestError(
-            f"{path} is of {bundle['site']}, not of {given.name}; write it with `abps site explain`"
-        )
+        whose = f"of {bundle['site']}, not of {given.name}"
+        raise RequestError(f"{path} is {whose}; write it with `abps site explain`")
     if not by.strip():
         raise RequestError("a release needs the name of the person who decides it: --by NAME")
     journal = sitefile.find(given.name, given.local).journal(given.folder)
@@ -197,6 +180,5 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError("no log of a study")
         return {**bundle, "site": str(bundle["site"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RequestError(
-            f"{path} is no failure bundle ({error}); write it with `abps site explain`"
-        ) from error
+        why = f"{path} is no failure bundle ({error})"
+        raise RequestError(f"{why}; write it with `abps site explain`") from error

@@ -1,12 +1,10 @@
 """What leaves a site and what arrives: written into the site's log first, then sent; and who is let in.
 
-Which engine carries the bytes does not matter here: ``send`` is given. Nothing leaves while people of the
-site do not want it (``closed``). What a single message may say is checked by :mod:`abps.wire.admission`; here
-are how many messages a peer may send, and its refusals so far.
-
-A site gives the signed head of its log to every coordinator, and returns at the beginning of a job what it
-holds of the others. One that learns of a head that it signed itself, and that its log does not have, knows
-that its log was rolled back or changed.
+Nothing leaves while people of the site do not want it (``closed``). What a single message may say is checked
+by :mod:`abps.wire.admission`; here are how many messages a peer may send, and its refusals. A site gives the
+signed head of its log to every coordinator, and returns at the beginning of a job what it holds of the
+others: one that learns of a head that it signed, and that its log does not have, knows that its log was
+rolled back or changed.
 """
 
 import contextlib
@@ -25,11 +23,8 @@ from abps.wire.messages import Head, pack_head
 
 T = TypeVar("T")
 
-#: The engine's name for the relay, where the scheduler runs.
-RELAY = "server"
-
-#: How often an unanswered message is repeated.
-REPEATS = 2
+RELAY = "server"  # the engine's name for the relay, where the scheduler runs
+REPEATS = 2  # how often an unanswered message is repeated
 
 
 class UnreachableError(Exception):
@@ -128,8 +123,8 @@ class Heads:
                 self._send(peer, head, f"the head of its own log, as we got it in round {head.round}", round)
 
     def give(self, round: int, coordinator: str) -> None:
-        """Sign the head of this site's log, keep it, and give it to the coordinator of the round; nothing in
-        a rehearsal without keys."""
+        """Sign the head of this site's log, keep it, and give it to the round's coordinator (not in a
+        rehearsal without keys)."""
         if self._signer is None:
             return
         head = audit.sign_head(self.context.store, round, self._signer)
@@ -142,27 +137,23 @@ class Heads:
             self.transport.carry(peer, EntryKind.HEAD, pack_head(head, self.context.id), why, round=round)
 
     def check(self) -> None:
-        """Take no part with a log that is not the one that partners know."""
         if self._contradicted:
-            raise DeclineError(
-                DeclineCode.LOG,
-                f"{self.context.store.path} is older than what this site sent to its partners, or was "
-                "changed; look with `abps site verify`, and bring back the latest backup with "
-                "`abps site restore`",
-            )
+            path = self.context.store.path
+            why = f"{path} is older than what this site sent to its partners, or was changed"
+            what = "look with `abps site verify`, and bring back the latest backup with `abps site restore`"
+            raise DeclineError(DeclineCode.LOG, f"{why}; {what}")
 
     def receive(self, peer: str, data: bytes) -> bytes:
         """The head of this site's own log, or of the peer's: this site's key tells which."""
         context, why = self.context, "the head of its log"
         head = admission.admit_head(data, context.origin(peer))
-        own = replace(head, site=context.name)
-        if self._signer is not None and audit.is_own(context.store, own, self._signer):
+        own, signer = replace(head, site=context.name), self._signer
+        if signer is not None and audit.is_signed(own, context.store.facts()["agreement"], signer):
             why = "the head of our log, as it knows it"
-            if audit.contradicts(context.store, own, self._signer):
+            if audit.contradicts(context.store, own, signer):
                 self._contradicted = True
-                self.transport.log_decision(
-                    f"our log is not the one that {peer} knows: it had {head.rows} rows in round {head.round}"
-                )
+                had = f"{head.rows} rows in round {head.round}"
+                self.transport.log_decision(f"our log is not the one that {peer} knows: it had {had}")
         elif peer in self._given:
             raise Refusal(peer, Reason.PROTOCOL, "a second head in this round")
         else:

@@ -1,10 +1,10 @@
 """What the scheduler may ask of a site, and what a site answers: typed commands, the states of its work,
 codes of why it declines, and checks of every answer before it is used.
 
-Quick commands are answered at once. Long ones are started, run in a thread of the site, and are polled until
-they are done: so the scheduler can distinguish a site that works long from one that is gone. Of a refusal
-only a code leaves a site: the sentence, which may hold a path or a value of the table, stays in its own log.
-A site whose answer fails its check is left out, and the job goes on: no site can end it by what it says.
+Long commands run in a thread of the site and are polled: so the scheduler can distinguish a site that works
+long from one that is gone. Of a refusal only a code leaves a site: the sentence, which may hold a path or a
+value of the table, stays in its own log. A site whose answer fails its check is left out; no site can end the
+job by what it says.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from abps.core.errors import RequestError
 
 
 class DeclineCode(StrEnum):
-    """Why a site is left out, with the sentence for others; the last six are the scheduler's own, and no site
-    may send them."""
+    """Why a site is left out, with the sentence for others; sites may not send the last six, the scheduler's
+    own."""
 
     sentence: str
 
@@ -86,14 +86,7 @@ class DeclineError(RequestError):
         self.code = code
 
 
-def code_of(error: BaseException, otherwise: DeclineCode) -> DeclineCode:
-    """The code of an error; of one without a code, the other one."""
-    return error.code if isinstance(error, DeclineError) else otherwise
-
-
 class Command(StrEnum):
-    """A command of the scheduler."""
-
     # Of the process that runs the site
     PING = "ping"
     REVOKED = "revoked"
@@ -142,11 +135,9 @@ class StepState(StrEnum):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds that the scheduler waits: for a sign of life, for work (training), for talk between sites.
-
-    poll: between two questions whether something is done.  grace: for the last sites, once enough are done.
-    approval: for people at the sites to decide, before a job begins.  call: one call between two sites.
-    """
+    """Seconds that the scheduler waits: for a sign of life, for work (training), for talk between sites,
+    between two polls, for the last sites once enough are done (grace), for people at the sites to decide
+    before a job begins (approval), for one call between two sites."""
 
     sign: float = 5.0
     work: float = 1800.0
@@ -175,10 +166,8 @@ class SiteLine(Protocol):
 
 T = TypeVar("T")
 
-#: More training rows than any hospital has; more bytes than a round can take.
-MOST_ROWS = 10**8
-MOST_BYTES = 10**10
-
+MOST_ROWS = 10**8  # more training rows than any hospital has
+MOST_BYTES = 10**10  # more than a round can take
 _Small = Annotated[int, Meta(ge=0, le=1000)]
 
 
@@ -197,15 +186,9 @@ def check_all(
 
 
 def whole(value: Any, low: int, high: int) -> int:
-    """A whole number within its range."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError("no such number")
     return value
-
-
-def progress(value: Any) -> tuple[str, Any]:
-    """How a long command stands (a word), and its result."""
-    return msgspec.convert(value, tuple[str, Any])
 
 
 class SiteFacts(TypedDict):
@@ -220,7 +203,6 @@ class SiteFacts(TypedDict):
 
 
 def hello(value: Any, rounds: int) -> SiteFacts:
-    """A site's first answer, checked."""
     found = msgspec.convert(value, SiteFacts)
     whole(found["round"], 0, rounds)
     return found

@@ -1,12 +1,10 @@
 """A site's part in masked sums (:mod:`abps.privacy.secure_sum`).
 
-Everything goes through the relay, which adds up and sees no summand. It cannot stand in for a site either: at
-the beginning of a job each site makes a key, and sends it with its certificate and a signature of its kit's
-key; the others check both with the authority's certificate. (In a rehearsal without certificates nobody can.)
-
-Two sums of different members reveal their difference, and exchanges ask about nearly the same models again
-and again. So all sums of a study are of the same members; who they are is on the disk before a site's first
-summand leaves it.
+Everything goes through the relay, which adds up and sees no summand. It cannot stand in for a site either:
+each site's key for a job comes with its certificate and a signature of its kit's key, which the others check.
+(In a rehearsal without certificates nobody can.) Two sums of different members reveal their difference, so
+all sums of a study are of the same members; who they are is on the disk before a site's first summand leaves
+it.
 """
 
 from __future__ import annotations
@@ -32,41 +30,28 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-#: What the signature of a kit's key is for.
-PURPOSE = "key of masked sums"
-
-#: The fact of a store that says of which members the sums of its study are.
-SUMMED = "summed"
+PURPOSE = "key of masked sums"  # what the signature of a kit's key is for
+SUMMED = "summed"  # the fact of a store that says of which members the sums of its study are
 
 #: Writes a row of the log: (kind, bytes, why, number, sent=True); on the disk, if it leaves.
 Write = Callable[..., None]
 
 
 class Masker(Protocol):
-    """Puts masks on a vector, and checks a total."""
-
     def masked(self, group: Group, vector: Ring) -> Ring: ...
 
     def verified(self, group: Group, total: Ring) -> Ring: ...
 
 
 class MaskedSums:
-    """A site's masked sums in a job: keys at its beginning, then a summand for every sum.
-
-    summand: what this site adds to a sum of these members, or an error.  kind: what the log calls it.
-    objection: why a sum of these members, the first or not, is refused; empty if it is not.
-    leaving: called before a summand leaves.
-    """
+    """A site's masked sums in a job: keys at its beginning, then a summand for every sum.  summand: what this
+    site adds to a sum of these members, or an error.  kind: what the log calls it.  objection: why a sum of
+    these members, the first or not, is refused.  leaving: called before a summand leaves."""
 
     def __init__(
-        self,
-        member: Member,
-        store: Store,
-        write: Write,
-        summand: Callable[[int, Sequence[str]], Floats],
-        kind: EntryKind,
-        what: str = "round",
-    ) -> None:
+        self, member: Member, store: Store, write: Write, summand: Callable[[int, Sequence[str]], Floats],
+        kind: EntryKind, what: str = "round",
+    ) -> None:  # fmt: skip
         self.member, self._store, self._write, self._summand = member, store, write, summand
         self._kind, self._what = kind, what
         self.masker: Masker = member
@@ -78,7 +63,6 @@ class MaskedSums:
         self._group: Group | None = None
 
     def commands(self) -> dict[Command, Callable[..., Any]]:
-        """What the scheduler may ask for; what it says of the total is for the owner of the sums."""
         return {
             Command.SUM_INTRODUCE: self.introduction,
             Command.SUM_MEET: self.meet,
@@ -119,7 +103,6 @@ class MaskedSums:
         return sealed
 
     def keep(self, sealed: Mapping[str, bytes]) -> None:
-        """What the others sealed for this site."""
         with _refused():
             self.member.keep(sealed)
             size = sum(map(len, sealed.values()))
@@ -184,7 +167,6 @@ class MaskedSums:
 
 @contextlib.contextmanager
 def _refused() -> Iterator[None]:
-    """What a sum does not allow, as a refused request: the site goes on, the sum does not."""
     try:
         yield
     except (SumError, ValueError, TypeError, KeyError) as error:

@@ -1,12 +1,9 @@
 """Whether a site's log can be trusted: its chain, its signed heads, and what partners know of them.
 
-A row that was changed, removed or moved breaks the chain. Rows that were cut off at the end, or a chain that
-was made anew, contradict a head that the site signed before; an attacker who also has the site's key
-contradicts the heads that partners hold.
-
-A restored backup lacks rows that partners know. Only a restore whose row the site signed explains that, and
-only for heads that were signed before it: every head says how many restores came before it, so a head of the
-present store always binds.
+A row that was changed, removed or moved breaks the chain. A log cut short or made anew contradicts a head
+that the site signed before or, if its key was stolen, the heads that partners hold. A restored backup lacks
+rows that partners know: only a restore whose row the site signed explains that, and only for heads from
+before it (every head counts the restores before it).
 """
 
 import contextlib
@@ -30,21 +27,18 @@ from abps.sites.store.rows import EntryKind, LogEntry, canonical, link, utc
 from abps.sites.store.store import Store, StoreInUse, single_writer, unlock
 from abps.wire.messages import Head
 
-#: What signatures of heads are for.
-PURPOSE = "head"
+PURPOSE = "head"  # what signatures of heads are for
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was checked: rows of the log, own heads, and heads that partners hold; and what is wrong."""
-
-    rows: int
-    heads: int
+    rows: int  # of the log
+    heads: int  # of the site's own
     partner_heads: int
     faults: tuple[str, ...]
 
 
-def _is_signed(head: Head, agreement: str, signer: Signer) -> bool:
+def is_signed(head: Head, agreement: str, signer: Signer) -> bool:
     """Whether this site signed a head of this study's log; anybody could have made another one up."""
     return signer.signed(PURPOSE, signed_content(head, agreement), head.signature)
 
@@ -82,25 +76,22 @@ def verify(store: Store, signer: Signer | None, partner_heads: Collection[Head] 
     own = store.heads(facts["site"])
     if not faults:
         marked, signed = _restores(store, signer)
-        faults = [
-            f"row {row} claims a restore that nobody here signed" for row in marked if row not in signed
-        ]
-        mine = {head: signer is None or _is_signed(head, facts["agreement"], signer) for head in own}
+        unsigned = [row for row in marked if row not in signed]
+        faults = [f"row {row} claims a restore that nobody here signed" for row in unsigned]
+        mine = {head: signer is None or is_signed(head, facts["agreement"], signer) for head in own}
         faults += [
             f"the head of round {head.round} that this site signed is not signed by this site's key"
             for head, good in mine.items()
             if not good
         ]
         # A head without this site's signature proves nothing: anybody could have made it up.
-        theirs = [h for h in partner_heads if signer is None or _is_signed(h, facts["agreement"], signer)]
+        theirs = [h for h in partner_heads if signer is None or is_signed(h, facts["agreement"], signer)]
         for who, heads in (("this site signed", [h for h in own if mine[h]]), ("a partner holds", theirs)):
             for head in heads:
                 if digests.get(head.rows) != head.digest and not _lost_by_restore(head, signed):
                     why = "is cut short" if head.rows not in digests else "is another one"
-                    faults.append(
-                        f"the head of round {head.round} that {who} is of a log with {head.rows} rows; this "
-                        f"log {why}"
-                    )
+                    said = f"the head of round {head.round} that {who} is of a log with {head.rows} rows"
+                    faults.append(f"{said}; this log {why}")
         faults += [f"{what} is not what the log says that was kept" for what in store.altered()]
     return Verification(len(digests) - 1, len(own), len(partner_heads), tuple(faults))
 
@@ -116,7 +107,7 @@ def _restores(store: Store, signer: Signer | None) -> tuple[list[int], dict[int,
         if signer is not None
         and head.rows in marked
         and store.digest_at(head.rows) == head.digest
-        and _is_signed(head, facts["agreement"], signer)
+        and is_signed(head, facts["agreement"], signer)
     }
     numbered = {row: number for number, row in enumerate(marked, 1)}
     return marked, {row: n for row, n in numbered.items() if signer is None or proven.get(row) == n}
@@ -125,11 +116,6 @@ def _restores(store: Store, signer: Signer | None) -> tuple[list[int], dict[int,
 def _lost_by_restore(head: Head, restores: dict[int, int]) -> bool:
     """Whether a later restore explains that the log lacks the rows of a head."""
     return any(number > head.restores and row <= head.rows for row, number in restores.items())
-
-
-def is_own(store: Store, head: Head, signer: Signer) -> bool:
-    """Whether a head is one that this site signed of this study's log."""
-    return _is_signed(head, store.facts()["agreement"], signer)
 
 
 def contradicts(store: Store, head: Head, signer: Signer) -> bool:
@@ -150,17 +136,14 @@ class HeadsFile:
 
 
 def heads_json(store: Store) -> dict[str, Any]:
-    """What a store holds of heads, as plain data."""
     facts = store.facts()
     found = HeadsFile("abps.heads/3", facts["site"], facts["agreement"], tuple(store.heads()))
     return dict(msgspec.to_builtins(found))
 
 
 def read_heads(path: Path, site: str, agreement: str | None, signer: Signer | None = None) -> list[Head]:
-    """The heads of a site's log in a partner's export.
-
-    agreement: of the site's store; none: it has no such store, and only heads that its key signed count.
-    """
+    """The heads of a site's log in a partner's export.  agreement: of the site's store; none: it has no such
+    store, and only heads that its key signed count."""
     try:
         data = msgspec.json.decode(Path(path).read_bytes(), type=HeadsFile)
     except OSError as error:
@@ -169,7 +152,7 @@ def read_heads(path: Path, site: str, agreement: str | None, signer: Signer | No
         raise RequestError(f"{path} is not a partner's heads.json ({error})") from error
     found = [head for head in data.heads if head.site == site]
     if agreement is None:
-        return [head for head in found if signer is not None and _is_signed(head, data.agreement, signer)]
+        return [head for head in found if signer is not None and is_signed(head, data.agreement, signer)]
     if data.agreement != agreement:
         raise RequestError(f"{path} is of another study than this store")
     return found
@@ -201,10 +184,8 @@ def backup(path: Path, out: Path) -> Path:
 
 
 def restore(path: Path, source: Path, by: str, signer: Signer | None) -> Verification:
-    """Bring a study's store back from a backup; what was there is kept beside it.
-
-    A backup whose log cannot be believed is refused.
-    """
+    """Bring a study's store back from a backup whose log can be believed; what was there is kept beside
+    it."""
     if not by.strip():
         raise RequestError("a restored store needs the name of the person who restores it")
     found = source / path.name if source.is_dir() else source
@@ -229,20 +210,16 @@ def restore(path: Path, source: Path, by: str, signer: Signer | None) -> Verific
         return verify(store, signer)
 
 
-# The journal of a site's decisions, and of what left it outside of any study's store. A study's store is made
-# when its first job is let in; what comes before (a proposal arrives, somebody approves it, a decline code
-# leaves) is in a store of its own beside the others, whose log alone is used.
+# The journal has a site's decisions, and what left it before its first job made a study's store: a store of
+# its own beside the others, whose log alone is used.
 
 #: The file's name, and what its store is called in place of a site and of an agreement.
 JOURNAL, NAME = "site.journal", "journal"
 
-#: Seconds that another process gets to write its line: a job and a command may run at once.
-SECONDS = 20.0
+SECONDS = 20.0  # seconds that another process gets to write its line: a job and a command may run at once
 
 
 class JournalEvent(StrEnum):
-    """What a line records."""
-
     PROPOSED = "proposed"
     APPROVED = "approved"
     REFUSED = "refused"
@@ -253,17 +230,13 @@ class JournalEvent(StrEnum):
 
 @dataclass(frozen=True)
 class JournalLine:
-    """at: when (UTC).  what: an event.  digest: of this line and all before it."""
-
-    at: str
-    what: str
+    at: str  # UTC
+    what: str  # an event
     facts: Mapping[str, Any]
-    digest: bytes
+    digest: bytes  # of this line and all before it
 
 
 class Journal:
-    """The lines of one site's journal."""
-
     def __init__(self, folder: Path, signer: Signer | None = None) -> None:
         self.path = Path(folder) / JOURNAL
         self.signer = signer

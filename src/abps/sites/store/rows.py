@@ -1,8 +1,6 @@
-"""What a site writes down: the rows of its store, and the chain of digests over them.
-
-Every row of a log fixes all rows before it: who changes, takes out or reorders a row has to change the digest
-of every later row, and with them the head, which is signed and known to others.
-"""
+"""What a site writes down: the rows of its store, and the chain of digests over them. Who changes, takes out
+or reorders a row has to change the digest of every later row, and the head, which is signed and known to
+others."""
 
 import datetime
 import hashlib
@@ -13,7 +11,6 @@ from typing import Any
 
 
 def utc() -> str:
-    """The time now, as it is written into logs."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
@@ -24,12 +21,10 @@ def canonical(value: Any) -> bytes:
 
 
 def digest(data: bytes) -> bytes:
-    """SHA-256."""
     return hashlib.sha256(data).digest()
 
 
 def digest_of(value: Any) -> str:
-    """Equal for the same plain data: 64 hexadecimal digits."""
     return digest(canonical(value)).hex()
 
 
@@ -72,9 +67,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """A finished round.  partners: who else was in its exchange.  rest: why there was none, in words."""
-
     number: int
-    partners: tuple[str, ...]
-    rest: str
+    partners: tuple[str, ...]  # who else was in its exchange
+    rest: str  # why there was none, in words
     validation: float | None

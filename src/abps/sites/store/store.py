@@ -1,10 +1,8 @@
 """What a site remembers between jobs: its model, the method's state, and what it sent to whom.
 
-One SQLite file in write-ahead mode, at the site, never shipped; one process writes at a time. A round changes
-it in one transaction, so that a site killed at any moment has either all of a round or nothing of it.
-
-The log fixes, by their digests, what the other tables hold. A file that does not match its log, is of another
-version, or is not a store at all is refused and left as it is.
+One SQLite file in write-ahead mode, at the site, never shipped. A round is one transaction: a site killed at
+any moment has all of it or nothing. The log fixes by digests what the other tables hold; a file that does not
+match its log, is of another version, or is no store is refused and left as it is.
 """
 
 from __future__ import annotations
@@ -24,16 +22,7 @@ from numpy.typing import NDArray
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.store.rows import (
-    EntryKind,
-    LogEntry,
-    RoundRow,
-    canonical,
-    digest,
-    digest_of,
-    link,
-    utc,
-)
+from abps.sites.store.rows import EntryKind, LogEntry, RoundRow, canonical, digest, digest_of, link, utc
 from abps.wire.messages import Head
 
 try:
@@ -41,12 +30,8 @@ try:
 except ImportError:  # not a Unix: the check against a second writer is left out
     fcntl = None  # type: ignore[assignment]
 
-#: "ABPS" as SQLite's application id.
-APPLICATION = 0x41425053
-
-#: The version of the schema below.
+APPLICATION = 0x41425053  # "ABPS" as SQLite's application id
 SCHEMA_VERSION = 10
-
 _SCHEMA = """
     CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE model (
@@ -70,11 +55,8 @@ _SCHEMA = """
 
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
-#: Rows of the log that are about the store itself.
-_NOTES = (EntryKind.KEPT, EntryKind.REFUSED)
-
-#: What the log calls the facts that a new store has, and its model.
-_STUDY, _MODEL = "study", "model"
+_NOTES = (EntryKind.KEPT, EntryKind.REFUSED)  # rows of the log that are about the store itself
+_STUDY, _MODEL = "study", "model"  # what the log calls the facts that a new store has, and its model
 
 
 class StoreInUse(RequestError):
@@ -96,11 +78,8 @@ class Store:
 
     @staticmethod
     def open(path: Path, site: str, agreement: str, notes: Mapping[str, str] | None = None) -> Store:
-        """The store of ``site`` for one agreement (method, seed, columns); made if there is none.
-
-        A store of another site or another agreement is refused: its state is about something else.
-        notes: what else a new store says about itself.
-        """
+        """The store of ``site`` for one agreement; made, with ``notes``, if there is none. A store of another
+        site or agreement is refused: its state is about something else."""
         path = Path(path)
         files.folder(path.parent)
         lock = single_writer(path)
@@ -171,7 +150,6 @@ class Store:
     # Reading
 
     def facts(self) -> dict[str, str]:
-        """Site, agreement, the notes of the one who made the store, and what was kept later."""
         return dict(self._rows("SELECT key, value FROM fact"))
 
     @property
@@ -206,7 +184,6 @@ class Store:
         ]
 
     def sent_bytes(self) -> dict[str, int]:
-        """Bytes sent so far, by kind."""
         return dict(self._rows("SELECT kind, SUM(bytes) FROM traffic WHERE sent GROUP BY kind ORDER BY kind"))
 
     def broadcasts(self, after: int = 0) -> dict[int, bytes]:
@@ -215,7 +192,7 @@ class Store:
         return {number: bytes(content) for number, content in rows}
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """How often each peer's messages were refused, by reason."""
+        """How often each peer's messages were refused, by (peer, reason)."""
         found = Counter(self._more)
         for entry in self.traffic(None, EntryKind.REFUSED):
             found[entry.peer, entry.why.partition(":")[0]] += entry.bytes
@@ -249,8 +226,8 @@ class Store:
         return [Head(*row) for row in rows]
 
     def log(self, *entries: LogEntry) -> None:
-        """Write down payloads. What leaves is on disk before it does; what came is with the next that leaves,
-        at the latest at the end of the round."""
+        """Write down payloads. What leaves is on disk before it does; what came, with the next that leaves or
+        at the end of the round."""
         if entries:
             with self.change(power=any(e.sent for e in entries)) as db:
                 self._append(db, *entries)
@@ -327,11 +304,9 @@ class Store:
         state: bytes = b"",
         broadcasts: Mapping[int, bytes] | None = None,
     ) -> bool:
-        """Write a round, whole. False if it had been finished before: nothing is counted twice.
-
-        state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: whom it refers to.
-        broadcasts: what coordinators sent to all, by exchange: the state is what they led to.
-        """
+        """Write a round, whole. False if it had been finished before: nothing is counted twice.  state: the
+        method's, without the model.  members: whom it refers to.  broadcasts: what coordinators sent to all,
+        by exchange: the state is what they led to."""
         with self.change() as db:
             if row.number <= self.round:
                 return False
@@ -359,9 +334,7 @@ class Store:
     @contextlib.contextmanager
     def change(self, power: bool = True) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it or nothing, whenever the process is killed; inside another, part of it.
-
-        power: it also outlives a power cut from the moment it is made; else, from the next one that does.
-        """
+        power: it also outlives a power cut at once; else, from the next one that does."""
         with self._lock, _readable(self.path):
             if self._db.in_transaction:
                 yield self._db
@@ -399,7 +372,6 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _connect(path: Path, write: bool) -> sqlite3.Connection:
-    """Open an existing store after checking that it is one."""
     header = b""
     if path.is_file():
         with path.open("rb") as stream:
