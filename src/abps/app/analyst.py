@@ -1,13 +1,11 @@
-"""The analyst's path: table → columns → check → comparison → report → model → probabilities.
-
-Each step is one command of ``abps``, run in the study's folder.
-"""
+"""The analyst's path: table → columns → check → comparison → report → model → probabilities. Each step is one
+command of ``abps``, run in the study's folder."""
 
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from anyio import to_thread
 from starlette.datastructures import FormData, UploadFile
@@ -23,19 +21,23 @@ from abps.app.pages import WORDS, checked_form, finished_page, go, page, saved_f
 from abps.app.studies import DEPTHS, LISTS, OUTCOMES, ROLES, TEXTS, AppStudy
 from abps.core.errors import RequestError
 
+T = TypeVar("T")
+
 #: What a hospital may take of its model, by the file in its folder.
 TAKE_HOME = ("card.html", "card.md", "model.onnx", "model.json", "codebook.json", "weights.safetensors")
 
 
-def _study(request: Request) -> AppStudy:
-    study = studies.find_study(request.app.state.home, request.path_params["study"])
-    if study is None:
+def _found(there: T | None) -> T:
+    if there is None:
         raise HTTPException(404, WORDS["error"]["absent"])
-    return study
+    return there
+
+
+def _study(request: Request) -> AppStudy:
+    return _found(studies.find_study(request.app.state.home, request.path_params["study"]))
 
 
 def _uploaded(form: FormData) -> tuple[str, BinaryIO]:
-    """The name of a file as the browser gave it, and the file, which lies on disk."""
     file = form.get("file")
     if not isinstance(file, UploadFile) or not file.filename:
         raise RequestError(WORDS["error"]["no_file"])
@@ -48,20 +50,17 @@ async def _copy(file: BinaryIO, target: Path) -> None:
 
 
 async def home(request: Request) -> Response:
-    """A new study, and the past ones."""
     return page(request, "home.html", studies=studies.all_studies(request.app.state.home))
 
 
 async def create(request: Request) -> Response:
-    """A table was chosen or dropped."""
     form = await checked_form(request)
     name, file = _uploaded(form)
     study = studies.new_study(request.app.state.home, name)
     try:
         await _copy(file, study.folder / study.choices.file)
-        found = await to_thread.run_sync(
-            run_now, [study.choices.file], study.folder, "abps.app.table_preview"
-        )
+        module = "abps.app.table_preview"
+        found = await to_thread.run_sync(run_now, [study.choices.file], study.folder, module)
         if found.returncode:
             raise RequestError(last_sentence(found.stderr).replace(study.choices.file, study.choices.title))
         preview = json.loads(found.stdout)
@@ -139,7 +138,6 @@ def _only_one(request: Request, job: Job) -> None:
 
 
 async def start(request: Request) -> Response:
-    """Begin the comparison, or go on with it."""
     study, form = _study(request), await checked_form(request)
     if study.read("check.json") is None:
         return go(f"/studies/{study.name}/columns")
@@ -186,7 +184,6 @@ async def run(request: Request) -> Response:
 
 
 async def report(request: Request) -> Response:
-    """The report, as the command wrote it."""
     return finished_page(_study(request).folder / "study" / "report.html")
 
 
@@ -196,7 +193,6 @@ async def study_file(request: Request) -> Response:
 
 
 async def fit_models(request: Request) -> Response:
-    """Train the models to take home."""
     study, form = _study(request), await checked_form(request)
     method = str(form.get("method", "abps-plus"))
     if method not in ("abps-plus", "local-best"):
@@ -208,18 +204,11 @@ async def fit_models(request: Request) -> Response:
     return go(f"/studies/{study.name}/run#model")
 
 
-def _model(study: AppStudy, hospital: str) -> Path:
-    folder = study.models().get(hospital)
-    if folder is None:
-        raise HTTPException(404, WORDS["error"]["absent"])
-    return folder
-
-
 async def model(request: Request) -> Response:
     """One hospital's model: what to take, and probabilities for further patients."""
     study = _study(request)
     hospital = request.query_params.get("hospital", "")
-    folder = _model(study, hospital)
+    folder = _found(study.models().get(hospital))
     return page(
         request, "model.html", study=study, choices=study.choices, hospital=hospital,
         take=[name for name in TAKE_HOME if (folder / name).is_file()],
@@ -229,10 +218,8 @@ async def model(request: Request) -> Response:
 
 async def take(request: Request) -> Response:
     """A file of a hospital's model; a card opens, others are saved."""
-    folder = _model(_study(request), request.query_params.get("hospital", ""))
-    name = request.path_params["file"]
-    if name not in TAKE_HOME:
-        raise HTTPException(404, WORDS["error"]["absent"])
+    folder = _found(_study(request).models().get(request.query_params.get("hospital", "")))
+    name = _found(request.path_params["file"] if request.path_params["file"] in TAKE_HOME else None)
     card = name == "card.html"
     return finished_page(folder / name) if card else saved_file(folder / name, f"{folder.name}-{name}")
 
@@ -240,13 +227,12 @@ async def take(request: Request) -> Response:
 async def predict(request: Request) -> Response:
     """Probabilities for the rows of a second file, as CSV."""
     study, form = _study(request), await checked_form(request)
-    folder = _model(study, str(form.get("hospital", "")))
+    folder = _found(study.models().get(str(form.get("hospital", ""))))
     given, file = _uploaded(form)
     new, out = study.folder / f"new{studies.table_suffix(given)}", study.folder / "probabilities.csv"
     await _copy(file, new)
     words = ["predict", "--model", f"models/{folder.name}", "--data", new.name, "--out", out.name]
-    if form.get("anyway"):
-        words.append("--anyway")
+    words += ["--anyway"] if form.get("anyway") else []
     try:
         found = await to_thread.run_sync(lambda: run_now(words, study.folder))
     finally:
@@ -257,7 +243,6 @@ async def predict(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """Forget a study and its table."""
     study = _study(request)
     await checked_form(request)
     await to_thread.run_sync(lambda: studies.remove(study))
@@ -265,7 +250,6 @@ async def delete(request: Request) -> Response:
 
 
 def routes() -> list[BaseRoute]:
-    """Every page of the path."""
     base = "/studies/{study}"
     return [
         Route("/", home),

@@ -1,14 +1,11 @@
 """A hospital's console: what was proposed, what would leave, decisions, where studies stand, the signed log.
-
-Every page calls what a command of ``abps site`` calls, on the hospital's kit, and shows the command. Where
-the table is read, the command itself runs as a process, so that no table stays in the server's memory.
-"""
+Every page calls what a command of ``abps site`` calls, and shows it. Where the table is read, the command
+itself runs as a process, so that no table stays in the server's memory."""
 
 import contextlib
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from abps.sites.consent.kit import read_certificate, read_kit
 from abps.sites.consent.preflight import Check
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node import status as account
-from abps.sites.node.status import release_bundle
 from abps.sites.store import audit
 from abps.sites.store.audit import JournalEvent
 from abps.sites.store.store import Store
@@ -62,13 +58,8 @@ def _run(request: Request, name: str, *words: str) -> Any:
     return json.loads(found.stdout.strip().splitlines()[-1])
 
 
-@contextlib.contextmanager
-def _store(request: Request) -> Iterator[Store]:
-    store = Store.look(_own(request).store_of(request.path_params["study"]), check=False)
-    try:
-        yield store
-    finally:
-        store.close()
+def _store(request: Request) -> contextlib.closing[Store]:
+    return contextlib.closing(Store.look(_own(request).store_of(request.path_params["study"]), check=False))
 
 
 def _proposals(request: Request) -> list[dict[str, Any]]:
@@ -89,17 +80,14 @@ def _proposals(request: Request) -> list[dict[str, Any]]:
 
 
 def _now(request: Request) -> list[Check]:
-    """The days of the certificate; nothing where there is no kit."""
     with contextlib.suppress(RequestError):
         kit, now = read_kit(_kit(request)), datetime.datetime.now(datetime.UTC)
         certificate = read_certificate(kit.certificate)
-        days = preflight.of_certificate("certificate", certificate, now, preflight.RENEW_KEY)
-        return [days]
-    return []
+        return [preflight.of_certificate("certificate", certificate, now, preflight.RENEW_KEY)]
+    return []  # there is no kit
 
 
 def overview(request: Request) -> Response:
-    """What was proposed, and whether the certificate is good."""
     return page(
         request, "console.html", proposals=_proposals(request), name=_own(request).site, now=_now(request),
         command=_command(request, "proposals"),
@@ -107,7 +95,6 @@ def overview(request: Request) -> Response:
 
 
 def ready(request: Request) -> Response:
-    """The checks of this kit: certificate days, disk, versions, table."""
     return page(
         request, "console_rows.html", title=WORDS["console"]["ready"], rows=_run(request, "check")["checks"],
         study="", note="", command=_command(request, "check"),
@@ -115,7 +102,6 @@ def ready(request: Request) -> Response:
 
 
 def proposal(request: Request) -> Response:
-    """One proposal with everything that was agreed."""
     digest = request.path_params["digest"]
     found = next((p for p in _proposals(request) if p["proposal"].startswith(digest)), None)
     if found is None:
@@ -141,11 +127,9 @@ def preview(request: Request) -> Response:
 
 
 async def decide(request: Request) -> Response:
-    """Approve, refuse or withdraw, with a name."""
     form = await checked_form(request)
-    verdict, study, digest, by, reason = (
-        str(form.get(name, "")) for name in ("decision", "study", "digest", "by", "reason")
-    )
+    asked = ("decision", "study", "digest", "by", "reason")
+    verdict, study, digest, by, reason = (str(form.get(name, "")) for name in asked)
     if verdict not in DECISIONS:
         raise RequestError(f"{verdict}: choose approve, refuse or withdraw")
 
@@ -159,7 +143,6 @@ async def decide(request: Request) -> Response:
 
 
 def status(request: Request) -> Response:
-    """Where a study stands at this site: rounds, partners and weights, bytes, privacy."""
     with _store(request) as store:
         found = account.summary(store)
     study = request.path_params["study"]
@@ -170,7 +153,6 @@ def status(request: Request) -> Response:
 
 
 def plain(value: Any) -> str:
-    """Plain data in one line."""
     if isinstance(value, dict):
         return "; ".join(f"{k}: {plain(v)}" for k, v in value.items()) or "–"
     if isinstance(value, list):
@@ -179,7 +161,6 @@ def plain(value: Any) -> str:
 
 
 def log(request: Request) -> Response:
-    """The signed log of a study: verified, and searched."""
     study, wanted = request.path_params["study"], request.query_params.get("search", "")
     journal = _own(request).journal(_kit(request))
     with _store(request) as store:
@@ -216,14 +197,13 @@ async def release(request: Request) -> Response:
     def released() -> None:
         if hashlib.sha256(path.read_bytes()).hexdigest() != form.get("digest"):
             raise RequestError(WORDS["console"]["another_bundle"])
-        release_bundle(_kit(request), path, str(form.get("by", "")))
+        account.release_bundle(_kit(request), path, str(form.get("by", "")))
 
     await to_thread.run_sync(released)
     return FileResponse(path, filename=f"{_own(request).site}-failure.json")
 
 
 def routes() -> list[BaseRoute]:
-    """Every page of the console."""
     return [
         Route("/", overview),
         Route("/ready", ready),

@@ -46,33 +46,27 @@ class BrowserSession:
 
     @property
     def address(self) -> str:
-        """What to open."""
         return f"http://127.0.0.1:{self.port}/open?token={self.token}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of this server."""
         return (f"127.0.0.1:{self.port}", f"localhost:{self.port}")
 
     def open(self, token: str) -> Response:
         """The cookie for the first who shows the token; nobody else gets one."""
         if self.used or not secrets.compare_digest(token.encode(), self.token.encode()):
-            return refuse(
-                "This address was used already, or its token is wrong. Start abps again for a new one."
-            )
+            return refuse("This address was used already, or its token is wrong. Start abps again.")
         self.used = True
         response = RedirectResponse("/", 303)
         response.set_cookie(f"abps-{self.port}", self.cookie, httponly=True, samesite="strict")
         return response
 
     def check_form(self, form: Any) -> None:
-        """Refuse a form that no page of this browser sent."""
         if not secrets.compare_digest(str(form.get("session", "")).encode(), self.form.encode()):
             raise HTTPException(403, "This form is of an earlier session. Load the page again.")
 
 
 def refuse(why: str) -> Response:
-    """A refusal in one sentence."""
     return PlainTextResponse(f"abps: {why}\n", 403)
 
 
@@ -83,7 +77,6 @@ class Guard:
         self.app, self.session = app, session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, then answer it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return

@@ -1,9 +1,6 @@
 """Commands that a page started: they run in the background, can be stopped, and are found after a restart.
-
-``python -m abps.app.jobs FOLDER NAME`` runs the command in FOLDER/NAME.json, in a session of its own, so
-that closing the browser or ending the server does not end it. Its output goes to NAME.log, its exit code to
-NAME.exit.
-"""
+``python -m abps.app.jobs FOLDER NAME`` runs the command in FOLDER/NAME.json, in a session of its own that
+outlives browser and server. Its output goes to NAME.log, its exit code to NAME.exit."""
 
 import contextlib
 import json
@@ -25,8 +22,6 @@ PATIENCE = 10.0  # seconds until a stopped command is killed
 
 
 class JobState(StrEnum):
-    """Where a command stands."""
-
     ABSENT = "absent"
     RUNNING = "running"
     DONE = "done"
@@ -35,12 +30,10 @@ class JobState(StrEnum):
 
 
 def command_words(arguments: Sequence[str]) -> str:
-    """A command as one types it."""
     return shlex.join(["abps", *arguments])
 
 
 def run_now(arguments: Sequence[str], folder: Path, module: str = "abps") -> subprocess.CompletedProcess[str]:
-    """Run a short command to its end, in a folder."""
     words = [sys.executable, "-m", module, *arguments]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, encoding="utf-8")
 
@@ -53,17 +46,13 @@ def last_sentence(output: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One command of one study's folder."""
-
     folder: Path
     name: str
 
     def file(self, suffix: str) -> Path:
-        """One of the job's files."""
         return self.folder / f"{self.name}.{suffix}"
 
     def start(self, arguments: Sequence[str]) -> None:
-        """Start a command, unless it runs already."""
         if self.state is JobState.RUNNING:
             return
         self.file("exit").unlink(missing_ok=True)
@@ -103,7 +92,6 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """The command, without ``abps``."""
         found: list[str] = json.loads(self.file("json").read_text())["arguments"]
         return found
 

@@ -46,7 +46,6 @@ async def checked_form(request: Request) -> FormData:
 
 
 def go(path: str) -> Response:
-    """To another page, after a form."""
     return RedirectResponse(path, 303)
 
 
@@ -58,7 +57,6 @@ def finished_page(path: Path) -> Response:
 
 
 def saved_file(path: Path, name: str) -> Response:
-    """A file that the browser saves."""
     if not path.is_file():
         raise HTTPException(404, WORDS["error"]["absent"])
     return FileResponse(path, filename=name)

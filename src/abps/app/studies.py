@@ -51,7 +51,6 @@ class Choices:
     outcome: str = ""
 
     def fixed(self, option: str, column: str) -> Choices:
-        """With one correction that the check offered."""
         if option in LISTS:
             kept = {name: tuple(c for c in getattr(self, name) if c != column) for name in LISTS}
             kept[option] += (column,)
@@ -67,25 +66,20 @@ class Choices:
         return {name: value for name, value in found.items() if value}
 
     def flags(self) -> list[str]:
-        """The same as words of a command."""
         given = {name: v if isinstance(v, str) else ",".join(v) for name, v in self.options().items()}
         return [word for name, value in given.items() for word in (f"--{name}", value)]
 
 
 @dataclass(frozen=True)
 class AppStudy:
-    """A study's folder."""
-
     folder: Path
 
     @property
     def name(self) -> str:
-        """How pages address it."""
         return self.folder.name
 
     @property
     def choices(self) -> Choices:
-        """What was chosen so far."""
         return msgspec.json.decode((self.folder / "choices.json").read_bytes(), type=Choices)
 
     def choose(self, choices: Choices) -> None:
@@ -102,20 +96,16 @@ class AppStudy:
 
     @property
     def compare(self) -> Job:
-        """The comparison."""
         return Job(self.folder, "compare")
 
     @property
     def fit(self) -> Job:
-        """The final models."""
         return Job(self.folder, "fit")
 
     def check_command(self) -> list[str]:
-        """What is in the table?"""
         return ["check", self.choices.file, *self.choices.flags()]
 
     def compare_command(self, depth: str) -> list[str]:
-        """Would collaboration help?"""
         data = ["--data", self.choices.file, *self.choices.flags()]
         return ["compare", "--methods", METHODS, *data, "--seeds", DEPTHS[depth], "--out", "study"]
 
@@ -126,7 +116,6 @@ class AppStudy:
         return files.as_toml({"data": [self.choices.file], **self.choices.options(), **how})
 
     def fit_command(self, method: str) -> list[str]:
-        """The models of all hospitals."""
         data = ["--data", self.choices.file, *self.choices.flags()]
         return ["fit", "--method", method, *data, "--out", "models"]
 
@@ -136,13 +125,11 @@ class AppStudy:
         return [command_words(step) for step in steps]
 
     def minutes(self, depth: str) -> int:
-        """A rough duration of a comparison; 0: less than one."""
         shape = self.read("preview.json")
         repeat = BASE_SECONDS + shape["rows"] * len(shape["columns"]) / CELLS_PER_SECOND
         return round(repeat * len(DEPTHS[depth].split(",")) / 60)
 
     def models(self) -> dict[str, Path]:
-        """By hospital, the folder of its model."""
         found = {}
         for path in sorted((self.folder / "models").glob("*/model.json")):
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -159,10 +146,8 @@ def table_suffix(name: str) -> str:
 
 
 def new_study(home: Path, file_name: str) -> AppStudy:
-    """A folder for a table that will be put into it.
-
-    file_name: as the browser gave it; only its letters and its known ending are used, never its path.
-    """
+    """A folder for a table that will be put into it.  file_name: as the browser gave it; only its letters and
+    its known ending are used, never its path."""
     base = re.split(r"[\\/]", file_name)[-1]
     suffix = table_suffix(base)
     stem = re.sub(r"[^a-z0-9]+", "-", Path(base).stem.lower()).strip("-")[:40] or "table"
@@ -181,13 +166,11 @@ def find_study(home: Path, name: str) -> AppStudy | None:
 
 
 def all_studies(home: Path) -> list[AppStudy]:
-    """Every study, the latest first."""
     found = [AppStudy(path.parent) for path in home.glob("*/choices.json")]
     return sorted(found, key=lambda study: -study.choices.created)
 
 
 def remove(study: AppStudy) -> None:
-    """Stop and delete a study with its table."""
     study.compare.stop()
     study.fit.stop()
     shutil.rmtree(study.folder)
@@ -205,9 +188,7 @@ def fixes(check: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
     found = []
     for place, sentence in enumerate(sentences):
-        column = next(
-            (c for c in sorted(columns, key=len, reverse=True) if sentence.startswith(f"{c!r}: ")), ""
-        )
+        column = max((c for c in columns if sentence.startswith(f"{c!r}: ")), key=len, default="")
         # What the sentence says of options comes last, and is what the buttons do.
         names = {name for name in (column, shlex.quote(column)) if name}
         at = {o: sentence.find(f"{o}={n}") for o in OFFERS for n in names if f"{o}={n}" in sentence}

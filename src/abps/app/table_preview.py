@@ -1,8 +1,5 @@
-"""What a table looks like and what its columns may be for, before anybody has named one.
-
-``python -m abps.app.table_preview FILE`` prints it as JSON: in a process of its own, because a large table
-must not stay in the server's memory.
-"""
+"""What a table looks like and what its columns may be for, before anybody has named one. Prints JSON, in a
+process of its own, because a large table must not stay in the server's memory."""
 
 import json
 import re
@@ -41,7 +38,6 @@ def preview(path: Path) -> dict[str, Any]:
 
 
 def is_late(name: str) -> bool:
-    """Whether a column is known only after the outcome, by its name."""
     return is_called(name, "stay") or (is_called(name, "after") and is_called(name, "time"))
 
 
@@ -59,10 +55,7 @@ def _cell(value: object) -> str:
 
 
 def guess(frame: pl.DataFrame, values: dict[str, int]) -> dict[str, str]:
-    """By role the column that its name and its values suggest; roles without one are absent.
-
-    values: different values of every column.
-    """
+    """By role the column that its name and its values (``values``: how many differ, by column) suggest."""
     roles: dict[str, str] = {}
     yes_no = {word.casefold() for word in (*WORDS["yes"], *WORDS["no"])}
     for name in frame.columns:

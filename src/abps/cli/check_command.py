@@ -51,10 +51,7 @@ def check(
 
 
 def next_command(table: str, notes: TableCheck, given: Mapping[str, object]) -> str:
-    """The command that compares methods on this table, with columns as the table spells them.
-
-    given: further options of the check, by flag.
-    """
+    """The command that compares methods on this table, with its own names and ``given`` flags."""
     flags: dict[str, object] = {}
     if not is_builtin(table):
         for role in ("label", "duration", "center", "patient", "time", "group"):
@@ -67,11 +64,8 @@ def next_command(table: str, notes: TableCheck, given: Mapping[str, object]) -> 
 def refuse_doubts(notes: TableCheck, strict: bool) -> None:
     """With --strict, a warning is an error."""
     if strict and notes.warnings:
-        count = len(notes.warnings)
-        raise RequestError(
-            f"--strict: {notes.name} has {count} warning(s), the first: {notes.warnings[0]}; correct the "
-            "table, or leave --strict out"
-        )
+        why = f"{notes.name} has {len(notes.warnings)} warning(s), the first: {notes.warnings[0]}"
+        raise RequestError(f"--strict: {why}; correct the table, or leave --strict out")
 
 
 def announce(notes: TableCheck | None, strict: bool, all_in: str = "") -> None:

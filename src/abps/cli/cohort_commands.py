@@ -73,10 +73,8 @@ def _command(recipe: CohortRecipe) -> Callable[..., None]:
             given["features"] = options.split(given["features"])
         _make(recipe, source, made(**given), out, as_json)
 
-    wanted = [
-        options.option("source", source, inspect.Parameter.empty),
-        options.option("out", Out, Path("cohort.parquet")),
-    ]
+    wanted = [options.option("source", source, inspect.Parameter.empty)]
+    wanted.append(options.option("out", Out, Path("cohort.parquet")))
     for field in fields(made):
         words: Any = HELP_OF[field.name]
         words = typer.Option("--map", help=words) if field.name == "map_file" else words
@@ -88,14 +86,10 @@ def _command(recipe: CohortRecipe) -> Callable[..., None]:
 
 
 def other_command(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe: package.module:NAME, an installed package's, or one of ours.")
-    ],
+    recipe: Annotated[str, typer.Argument(help="package.module:NAME, or an installed package's recipe.")],
     source: Annotated[Path, typer.Argument(help="Where its data are.")],
     out: Out = Path("cohort.parquet"),
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the recipe: key=value.")
-    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A recipe's option: key=value.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """A cohort of your own: a CohortRecipe in any module that Python can import.
@@ -127,32 +121,22 @@ def _make(recipe: CohortRecipe, source: Path, chosen: Any, out: Path, as_json: b
         return
     for step in made.steps[1:]:
         typer.echo(f"left out: {step.left_out:,} ({step.label})")
-    typer.echo(
-        f"{rows:,} {'stays' if 'stay' in made.table.columns else 'patients'}, {positives:,} "
-        f"{positives_word(made.roles.label)}, {centers:,} values of {center}; {out} and the report "
-        f"{out.with_suffix('.html')}"
-    )
+    who, events = "stays" if "stay" in made.table.columns else "patients", positives_word(made.roles.label)
+    typer.echo(f"{rows:,} {who}, {positives:,} {events}, {centers:,} values of {center}")
+    typer.echo(f"written: {out} and the report {out.with_suffix('.html')}")
     typer.echo(f"next: {next_command(made, out)}")
 
 
 def partition(
     table: Annotated[Path, typer.Argument(help="A tidy table: Parquet (from `abps cohort`) or CSV.")],
     by: Annotated[str, "Columns that together name a center; window:2y is a window of the time column."] = "",
-    dirichlet: Annotated[
-        float | None, "Label skew: Dirichlet(alpha) shares per class; small is uneven."
-    ] = None,
+    dirichlet: Annotated[float | None, "Label skew: Dirichlet(alpha) shares per class."] = None,
     iid: Annotated[int | None, "This many equal centers at random."] = None,
     centers: Annotated[int | None, "How many centers --dirichlet makes."] = None,
-    only: Annotated[
-        list[str] | None, "Keep these values first: --only careunit=CVICU,CCU,MICU. Can be repeated."
-    ] = None,
+    only: Annotated[list[str] | None, "First keep only these: --only careunit=CVICU,CCU. Repeatable."] = None,
     min_stays: Annotated[int, "Stays that a center needs."] = 50,
-    min_positives: Annotated[
-        int, "Positive stays, and negative ones, that a center needs (one per split)."
-    ] = 3,
-    small: Annotated[
-        str, "Smaller cells: drop, keep, or redraw (random partitions) until there is none."
-    ] = "drop",
+    min_positives: Annotated[int, "Positive stays, and negative ones, that a center needs."] = 3,
+    small: Annotated[str, "Smaller cells: drop, keep, or redraw a random partition."] = "drop",
     seed: Annotated[int, "The seed of random partitions."] = 11,
     label: Annotated[str | None, "The label column (a cohort knows its own)."] = None,
     patient: Annotated[str | None, "The patient column (a cohort knows its own)."] = None,
@@ -173,14 +157,8 @@ def partition(
     check_out(out)
     if iid is not None and centers is not None:
         raise RequestError("--iid says how many centers there are; leave --centers out")
-    recipe = Recipe(
-        by=options.split(by),
-        dirichlet=dirichlet,
-        iid=iid is not None,
-        centers=iid if iid is not None else centers,
-        only=tuple(parse_only(text) for text in only or []),
-        seed=seed,
-    )
+    kept, wanted = tuple(parse_only(text) for text in only or []), centers if iid is None else iid
+    recipe = Recipe(options.split(by), dirichlet, iid is not None, wanted, kept, seed)
     rule = CellRule(min_stays, min_positives, min_positives, small)
     source = read_provenance(table) if table.suffix == ".parquet" else None
     frame = read_frame(table)
@@ -190,15 +168,9 @@ def partition(
     time = time or known.get("time") or ("admission_year" if "admission_year" in frame.columns else None)
     made = divide(frame, recipe, rule, label, patient, time)
     roles = _roles(made, label, patient, time, known)
-    content = made.summary() | {
-        "roles": roles,
-        "table": {
-            "name": table.name,
-            "cohort": source and {k: source[k] for k in ("source", "recipe", "files")},
-        },
-        "columns": (source or {}).get("columns", []),
-        "versions": versions(),
-    }
+    cohort = source and {k: source[k] for k in ("source", "recipe", "files")}
+    content = made.summary() | {"roles": roles, "table": {"name": table.name, "cohort": cohort}}
+    content |= {"columns": (source or {}).get("columns", []), "versions": versions()}
     write_table(made.table, content, out)
     _say(made, out, roles, as_json)
 

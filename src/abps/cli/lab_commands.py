@@ -30,9 +30,7 @@ COLOURS = {"holds": "green", "unproven": "yellow", "fails": "red"}
 
 
 def methods(
-    check: Annotated[
-        str | None, "Check a method (name or package.module:CONFIG) by the tests that ours pass."
-    ] = None,
+    check: Annotated[str | None, "Check a method (also package.module:CONFIG) as ours are."] = None,
     as_json: options.Json = False,
 ) -> None:
     """List every method with its paper and its defaults (--json for machines)."""
@@ -46,12 +44,8 @@ def methods(
         print(json.dumps({"method": check, "passed": passed}) if as_json else f"{check}: {', '.join(passed)}")
         return
     if as_json:
-        listed = [
-            {"name": name, "family": e.family, "summary": e.summary, "source": e.source}
-            | {"config": describe(e.config)}
-            for name, e in CATALOG.items()
-        ]
-        print(json.dumps(listed))
+        every = [{"name": name, **vars(e), "config": describe(e.config)} for name, e in CATALOG.items()]
+        print(json.dumps(every))
         return
     rows = [(n, e.family, e.summary, e.source, _defaults(describe(e.config))) for n, e in CATALOG.items()]
     for name, place in METHODS.others().items():
@@ -62,13 +56,11 @@ def methods(
 
 
 def _defaults(config: dict[str, Any]) -> str:
-    """The settings that characterise a method, in one line."""
     wire, stop = config.get("wire"), config["stop"]
     parts = [f"{stop['rounds']} rounds" + (f", patience {stop['patience']}" if stop["patience"] else "")]
     if wire is not None:
-        parts.append(
-            wire["codec"] + (f", {wire['private_layers']} private" if wire["private_layers"] else "")
-        )
+        private = f", {wire['private_layers']} private" if wire["private_layers"] else ""
+        parts.append(wire["codec"] + private)
     for name, value in config.items():
         if name == "selection":
             parts.append(f"κ={value['kappa']}")
@@ -101,9 +93,7 @@ def theory(
     if as_json:
         print(json.dumps({**summary(checked), "report": str(page)}, ensure_ascii=False))
         return
-    table = Table(title="Guarantees, checked", show_lines=True)
-    for column in ("statement", "verdict", "found"):
-        table.add_column(column)
+    table = Table("statement", "verdict", "found", title="Guarantees, checked", show_lines=True)
     for claim in checked.claims:
         table.add_row(claim.name, Text(claim.verdict, COLOURS[claim.verdict]), claim.found)
     options.terminal().print(table)
@@ -111,9 +101,7 @@ def theory(
 
 
 def bench(
-    data: Annotated[
-        str, "Built-in federation, or uniform:CENTERSxROWSxFEATURES (230x256x64)."
-    ] = "icu-synthetic",
+    data: Annotated[str, "Built-in federation, or uniform:CENTERSxROWSxFEATURES."] = "icu-synthetic",
     model: options.Model = None,
     turns: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 5,
     scale: Annotated[bool, "Also measure selection among and abps-plus on many centers."] = False,
@@ -126,17 +114,16 @@ def bench(
     from abps.models.training import Training
 
     training = Training.of(model or "mlp")
-    prepared = (
-        _uniform(data)
-        if data.startswith("uniform")
-        else prepare(load(data), 11, standardise=training.standardise, splines=training.splines)
-    )
+    if data.startswith("uniform"):
+        prepared = _uniform(data)
+    else:
+        prepared = prepare(load(data), 11, standardise=training.standardise, splines=training.splines)
     with options.terminal(stderr=True).status("measuring in turns") as status:
-        found = asdict(
-            speed.measure(
-                prepared, turns, progress=lambda k, of: status.update(f"turn {k} of {of}"), training=training
-            )
-        )
+
+        def progress(k: int, of: int) -> None:
+            status.update(f"turn {k} of {of}")
+
+        found = asdict(speed.measure(prepared, turns, progress=progress, training=training))
         costs: dict[str, dict[str, float]] = {}
         for name, work, sizes in (
             ("select_s_per_round select_peak_mb", speed.selection_cost, speed.SIZES),
@@ -161,9 +148,7 @@ def _uniform(spec: str) -> Prepared:
 
     found = re.fullmatch(r"uniform(?::([1-9]\d*)x([1-9]\d*)x([1-9]\d*))?", spec)
     if found is None:
-        raise RequestError(
-            f"--data {spec}: write uniform:CENTERSxROWSxFEATURES, for instance uniform:230x256x64"
-        )
+        raise RequestError(f"--data {spec}: write uniform:CENTERSxROWSxFEATURES, as in uniform:230x256x64")
     return speed.uniform(*(int(number) for number in found.groups() if number))
 
 
@@ -174,19 +159,13 @@ def benchmark(
         "fedavg,glmm,random-k1,abps-pq-k1,abps-plus,abps-k1-rests,abps-k1-never-rests,fedprox,feddyn,scaffold,"
         "fedrep,ditto,fedmap,ifca,clustered,pfedgraph,odal,boosting,fedavg@mlp"
     ),
-    federations: Annotated[
-        str, "Names with commas between, real, synthetic, or all (what is there)."
-    ] = "all",
-    data_folder: Annotated[
-        Path | None, "The folder that holds the real tables; nothing is downloaded."
-    ] = None,
+    federations: Annotated[str, "Comma-separated names, real, synthetic, or all."] = "all",
+    data_folder: Annotated[Path | None, "Folder with the real tables; nothing is downloaded."] = None,
     describe: Annotated[list[Path] | None, "A TOML file that describes a federation of your own."] = None,
     seeds: Annotated[str, "Repeats: new folds of a table, new worlds of a generator."] = "11,22,33,44,55",
     model: Annotated[str, "What every method shares: gam, linear or mlp."] = "gam",
     codec: Annotated[str, "How all methods that send weights write them."] = "bf16",
-    rows: Annotated[
-        int | None, "Cut federations to whole hospitals with so many rows (0: none); default: as described."
-    ] = None,
+    rows: Annotated[int | None, "Cut federations to whole hospitals with so many rows (0: no cut)."] = None,
     folds: Annotated[int, "Folds; every patient is scored out of fold."] = 5,
     rounds: Annotated[int, "Rounds of methods whose server averages models."] = 20,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
@@ -241,9 +220,7 @@ def drift(
     center: options.Center = None,
     group: options.Group = None,
     time: options.Time = None,
-    era: Annotated[
-        str | None, "Column with eras. Default: era, anchor_year_group, or windows of --time."
-    ] = None,
+    era: Annotated[str | None, "Column with eras. Default: a known one, or windows of --time."] = None,
     between: Annotated[str, "Two comma-separated eras. Default: first and last."] = "",
     columns: Annotated[str, "Comma-separated columns to compare. Default: the means of the vitals."] = "",
     window: Annotated[int, "Width of the windows of --time, in years."] = 2,
@@ -316,8 +293,6 @@ def _say(found: Drift) -> None:
         console.print(f"not compared: {column} ({reason})")
 
 
-# --- attacks on a study ----------------------------------------------------------------------------------
-
 SIZES = (13, 40, 200)  # training rows of the centers that are attacked, by default
 
 
@@ -325,9 +300,7 @@ def audit_privacy(
     study: Annotated[Path, typer.Argument(help="Folder of a study (`abps compare`), or of sites' exports.")],
     method: Annotated[str, "Comma-separated methods of the study. Default: the first that sends."] = "",
     sizes: Annotated[str, "Comma-separated training rows of attacked centers. Default: 13, 40, 200."] = "",
-    rounds: Annotated[
-        str, "Comma-separated rounds to attack. Default: the first, and the 10th or last."
-    ] = "",
+    rounds: Annotated[str, "Comma-separated rounds to attack. Default: the first and the 10th."] = "",
     epsilon: Annotated[str, "Comma-separated ε of private training to compare with; empty: none."] = "8,2",
     out: Annotated[Path | None, "Folder to write to. Default: the study's own."] = None,
     as_json: options.Json = False,
@@ -372,7 +345,6 @@ def audit_privacy(
 def _audit(
     run: PlannedRun, known: dict[str, Federation], sizes: list[int], rounds: list[int], budgets: list[float]
 ) -> PrivacyAudit:
-    """The attacks on one run of a study."""
     from abps.data.prepare import prepare
     from abps.lab.privacy_attacks import audit, fitting, protections
     from abps.methods.accounting import counting_of, with_noise
@@ -381,9 +353,8 @@ def _audit(
     if run.data not in known:
         raise RequestError(f"the data of {run.label!r} are not what they were; run the study again")
     config = with_noise(run.config())
-    last = (
-        getattr(config, "steps", config.stop.rounds - 1) + 1
-    )  # of abps-plus: while it fits the common model
+    # Of abps-plus: the rounds in which it fits the common model.
+    last = getattr(config, "steps", config.stop.rounds - 1) + 1
     rounds = rounds or sorted({1, min(10, last)})
     if max(rounds) > last:
         raise RequestError(f"--rounds {max(rounds)}: {run.label} ran for {last} rounds; choose up to {last}")
@@ -416,15 +387,12 @@ def _chosen(folder: Path, record: StudyRecord, method: str) -> list[PlannedRun]:
         if attackable(run.config()):
             first.setdefault(run.label, run)
     if not first:
-        raise RequestError(
-            f"{folder}: no method of this study sends models or sums, so there is nothing to attack"
-        )
+        raise RequestError(f"{folder}: no method of this study sends models or sums: nothing to attack")
     wanted = list(dict.fromkeys(options.split(method))) or [next(iter(first))]
     for name in wanted:
         if name not in first:
-            raise RequestError(
-                f"--method {name}: no such method here sends models or sums; choose from {', '.join(first)}"
-            )
+            known = ", ".join(first)
+            raise RequestError(f"--method {name}: none such here sends models or sums; choose from {known}")
     return [first[name] for name in wanted]
 
 

@@ -65,15 +65,12 @@ class Commands(TyperGroup):
     """A group that lists its commands by name and first sentence, and imports only the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command to be listed."""
         return TyperCommand(cmd_name, help=purpose(cmd_name)) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A command to be called."""
         if args and args[0] in COMMANDS:
             return args[0], loaded(args[0]), args[1:]
         return super().resolve_command(ctx, args)
@@ -133,12 +130,10 @@ def app() -> typer.Typer:
             typer.echo(f"abps {VERSION}")
             raise typer.Exit()
 
+    stop = typer.Option(False, "--version", help="Print the version.", is_eager=True, callback=say_version)
+
     @cli.callback()
-    def root(
-        version: bool = typer.Option(
-            False, "--version", help="Print the version and stop.", is_eager=True, callback=say_version
-        ),
-    ) -> None:
+    def root(version: bool = stop) -> None:
         pass
 
     return cli
@@ -148,10 +143,8 @@ STOPPED = 130  # the exit code after Ctrl-C, and of the command line's library f
 
 
 def clean_up_on_signals() -> list[int]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C, so that temporary files with patients' rows are removed.
-
-    Returns a list to which the numbers of such signals are added. Ignored signals (nohup) stay ignored.
-    """
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that temporary files with patients' rows are removed. Returns
+    a list to which the numbers of such signals are added. Ignored signals (nohup) stay ignored."""
     received: list[int] = []
 
     def end(number: int, _frame: object) -> None:

@@ -68,7 +68,6 @@ def fit(
 
 
 def _summary(fitted: FitResult, folders: dict[str, Path]) -> dict[str, Any]:
-    """What came out, for machines."""
     overall = fitted.overall
     found = {name: measure.value for name, measure in overall.measures.items()}
     return {
@@ -84,14 +83,11 @@ def _summary(fitted: FitResult, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def _show(fitted: FitResult, out: Path, folders: dict[str, Path]) -> None:
-    """What came out, for people."""
     from abps.fitted.card import area_words, decimal, slope_words
 
     overall, console = fitted.overall, options.terminal()
-    lines = [
-        f"{len(folders)} models in {out}, a folder for each hospital",
-        f"out of fold: {overall.rows:,} rows, {overall.events:,} events",
-    ]
+    lines = [f"{len(folders)} models in {out}, a folder for each hospital"]
+    lines.append(f"out of fold: {overall.rows:,} rows, {overall.events:,} events")
     if overall.measures:
         lines.append("; ".join(f"{name} {decimal(m.value)}" for name, m in overall.measures.items()))
     else:
@@ -138,9 +134,8 @@ def predict(
     fitted = load_model(model)
     table = read_harmonised(data).frame
     spelled = {normalise(name): name for name in reversed(table.columns)}  # as in check, case does not count
-    carried = [
-        name if name in table.columns else spelled.get(normalise(name), name) for name in options.split(carry)
-    ]
+    spelled |= {name: name for name in table.columns}
+    carried = [spelled.get(name) or spelled.get(normalise(name), name) for name in options.split(carry)]
     for name in carried:
         if name not in table.columns:
             raise RequestError(f"--carry {name}: no such column{nearest(name, table.columns)}")
@@ -151,13 +146,9 @@ def predict(
     for sentence in found.warnings:
         console.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
     said = fitted.foretold(found.features)
-    result = pl.DataFrame(
-        [
-            pl.Series("row", range(said.height), dtype=pl.Int64),
-            *(table[name] for name in carried if name not in ("row", *said.columns)),
-            *said.get_columns(),
-        ]
-    )
+    copied = [table[name] for name in carried if name not in ("row", *said.columns)]
+    row = pl.Series("row", range(said.height), dtype=pl.Int64)
+    result = pl.DataFrame([row, *copied, *said.get_columns()])
     files.write_with(out, result.write_csv if out.suffix == ".csv" else result.write_parquet)
     means = {column.name: float(np.mean(column.to_numpy())) for column in said.get_columns()}
     if as_json:

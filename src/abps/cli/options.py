@@ -44,21 +44,10 @@ def complete_methods(incomplete: str) -> list[str]:
     return [before + comma + name for name in NAMES if name.startswith(last)]
 
 
-Method = Annotated[
-    str,
-    typer.Option(
-        help="Method name (see `abps methods`), or package.module:CONFIG for your own.",
-        autocompletion=complete_methods,
-    ),
-]
-Methods = Annotated[
-    str,
-    typer.Option(
-        help="Comma-separated method names (also package.module:CONFIG), `paper` (the paper's table and "
-        "controls), or `all`.",
-        autocompletion=complete_methods,
-    ),
-]
+_ONE = "Method name (see `abps methods`), or package.module:CONFIG for your own."
+_SOME = "Comma-separated method names (or package.module:CONFIG), `paper` (its table, controls), or `all`."
+Method = Annotated[str, typer.Option(help=_ONE, autocompletion=complete_methods)]
+Methods = Annotated[str, typer.Option(help=_SOME, autocompletion=complete_methods)]
 Data = Annotated[
     str,
     "CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic. Set its knobs "
@@ -66,20 +55,12 @@ Data = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, the initial weights and all draws.")]
 Rounds = Annotated[int | None, "Number of rounds. Default: the method's own."]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a setting of the method: --set gamma=0.5. Repeat as needed."),
-]
+_CHANGE = "Change a setting of the method: --set gamma=0.5. Repeat as needed."
+Settings = Annotated[list[str] | None, typer.Option("--set", help=_CHANGE)]
 Seeds = Annotated[str, "Comma-separated seeds."]
 Jobs = Annotated[int | None, "Number of parallel processes. Default: one per core."]
-Subgroups = Annotated[
-    str,
-    typer.Option(
-        "--subgroups",
-        "--parts",
-        help="Comma-separated columns: report accuracy per subgroup, besides sex and age.",
-    ),
-]
+_PARTS = "Comma-separated columns: report accuracy per subgroup, besides sex and age."
+Subgroups = Annotated[str, typer.Option("--subgroups", "--parts", help=_PARTS)]
 Attack = Annotated[
     str | None,
     "Let some members attack: sign-flip:share=0.2. Attacks: label-flip, sign-flip, scale, random, "
@@ -127,9 +108,7 @@ class DataOptions:
     positive: Positive = None
     outcome: Outcome = None
     duration: Duration = None
-    min_stays: Annotated[int | None, "Smallest center that takes part. Default for your own table: 50."] = (
-        None
-    )
+    min_stays: Annotated[int | None, "Smallest center that takes part (default for a table: 50)."] = None
     strict: Annotated[bool, "Stop if the table has warnings."] = False
 
     def roles(self) -> Roles:
@@ -141,7 +120,6 @@ class DataOptions:
         return Roles(**given | {"drop": split(self.drop), "keep": split(self.keep)})
 
     def federation(self, data: str) -> Federation:
-        """The federation that ``--data`` and these options describe."""
         from abps.data.table import load
 
         return load(data, self.roles(), self.min_stays)
@@ -157,9 +135,7 @@ class ClusterOptions:
     slurm_minutes: Annotated[int, "Slurm: the time limit of one run."] = 60
     slurm_memory: Annotated[float, "Slurm: the memory of one run in GB."] = 4.0
     slurm_cores: Annotated[int, "Slurm: the cores of one run."] = 1
-    slurm_deadline: Annotated[
-        float | None, "Slurm: stop waiting after so many minutes; jobs stay in the queue."
-    ] = None
+    slurm_deadline: Annotated[float | None, "Slurm: stop waiting after so many minutes."] = None
 
     def executor_of(self) -> Executor | None:
         """What computes runs on a cluster; None: processes here."""
@@ -216,12 +192,10 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """``--seeds 11,22`` as numbers."""
     return tuple(numbers(text, "--seeds", int, "whole numbers, such as 11,22,33"))
 
 
 def numbers(text: str, flag: str, kind: type, what: str = "numbers") -> list[Any]:
-    """Numbers between commas."""
     try:
         return [kind(part) for part in split(text)]
     except ValueError:
@@ -265,10 +239,7 @@ def rows_table(
 
 @contextmanager
 def progress_bar(*columns: ProgressColumn) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr: call it with what is done and the share that is done (and more fields).
-
-    Silent where stderr is not a terminal.
-    """
+    """A progress bar on stderr, if that is a terminal: call it with what is done, the share, more fields."""
     console = terminal(stderr=True)
     shown = (TextColumn("{task.description}", markup=False), BarColumn(), *columns)
     with Progress(*shown, console=console, disable=not console.is_terminal, transient=True) as bar:

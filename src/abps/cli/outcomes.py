@@ -35,9 +35,7 @@ def finish(
     before: Callable[[Plan], None] | None = None,
 ) -> None:
     """Conduct a study, write its report, and say what came out; failed runs end it with their exit code.
-
-    before: called with the plan, before anything is computed.
-    """
+    before: called with the plan, before anything is computed."""
     try:
         outcome = run_study(request, out, executor, before=before)
     except KeyboardInterrupt:
@@ -45,9 +43,8 @@ def finish(
         raise
     if outcome.failed and len(outcome.failed) == outcome.planned:
         run, error = outcome.failed[0]
-        raise RequestError(
-            f"all {outcome.planned} runs failed, the first ({run.label}, seed {run.seed}) with: {error}"
-        )
+        first = f"the first ({run.label}, seed {run.seed}) with: {error}"
+        raise RequestError(f"all {outcome.planned} runs failed, {first}")
     if outcome.missing and len(outcome.missing) + len(outcome.failed) == outcome.planned:
         print("no run is finished yet; the same command goes on from here", file=sys.stderr)
         raise typer.Exit(1)
@@ -66,7 +63,6 @@ def finish(
 
 
 def summary(report: Report, outcome: StudyOutcome | None = None) -> dict[str, Any]:
-    """What came out, for machines."""
     content: dict[str, Any] = {"report": str(report.page), "absent": list(report.absent), "data": []}
     if report.tuned:
         content["tuned"] = list(report.tuned)
@@ -79,7 +75,6 @@ def summary(report: Report, outcome: StudyOutcome | None = None) -> dict[str, An
 
 
 def _section(section: Section) -> dict[str, Any]:
-    """One federation, for machines."""
     part, lines = section.part, []
     binary = part.measure == "AUROC"
     for line in part.lines:
@@ -193,6 +188,5 @@ def run_table(result: Run) -> Table:
         causes = ", ".join(f"{100 * getattr(result.rest, w):.1f} {w.replace('_', ' ')}" for w in why)
         rows.append(("rest, % of center-rounds", f"{100 * result.rest.share:.1f} ({causes})"))
     rows.append(("seconds", f"{result.seconds:.1f}"))
-    return rows_table(
-        ("", ""), rows, f"{result.method} on {result.data.name}, seed {result.seed}", left=("",)
-    )
+    title = f"{result.method} on {result.data.name}, seed {result.seed}"
+    return rows_table(("", ""), rows, title, left=("",))

@@ -32,34 +32,28 @@ FAILED = 3  # the exit code of a check that fails: neither a wrong request nor a
 
 Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
 AnyKit = Annotated[Path, typer.Argument(help="The startup kit of a site, of the relay or of an operator.")]
-Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]
+Study = Annotated[str | None, "The study, if the site takes part in several."]
 Named = Annotated[str, typer.Argument(help="The study.")]
-By = Annotated[str, typer.Option(help="Name of the person who decides; it is recorded.")]
-Reason = Annotated[str, typer.Option(help="Why; it is recorded.")]
-Partner = Annotated[
-    list[Path] | None, typer.Option(help="A partner's heads.json (from its export); repeat for several.")
-]
+By = Annotated[str, "Name of the person who decides; it is recorded."]
+Reason = Annotated[str, "Why; it is recorded."]
+Partner = Annotated[list[Path] | None, "A partner's heads.json (from its export); repeat for several."]
 
 
 def init(
-    table: Annotated[Path, typer.Option(help="This site's own table, CSV or Parquet, all its rows.")],
-    label: Annotated[
-        str, typer.Option(help="Column to predict (two values, unless --outcome says otherwise).")
-    ],
-    kit: Annotated[Path | None, typer.Option(help="This site's startup kit.")] = None,
-    site: Annotated[str | None, typer.Option(help="The site's name, if there is no kit yet.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to, if there is no kit yet.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Folder of the stores (default: beside).")] = None,
+    table: Annotated[Path, "This site's own table, CSV or Parquet, all its rows."],
+    label: Annotated[str, "Column to predict (two values, unless --outcome says otherwise)."],
+    kit: Annotated[Path | None, "This site's startup kit."] = None,
+    site: Annotated[str | None, "The site's name, if there is no kit yet."] = None,
+    out: Annotated[Path | None, "Folder to write to, if there is no kit yet."] = None,
+    store: Annotated[Path | None, "Folder of the stores (default: beside)."] = None,
     patient: options.Patient = None,
     time: options.Time = None,
     drop: options.Drop = "",
     positive: options.Positive = None,
     outcome: options.Outcome = None,
     duration: options.Duration = None,
-    allow: Annotated[
-        str, typer.Option(help="Comma-separated packages besides abps that jobs may name.")
-    ] = "",
-    proxy: Annotated[str, typer.Option(help="HTTP proxy on the way to the relay, http://HOST:PORT.")] = "",
+    allow: Annotated[str, "Comma-separated packages besides abps that jobs may name."] = "",
+    proxy: Annotated[str, "HTTP proxy on the way to the relay, http://HOST:PORT."] = "",
     as_json: options.Json = False,
 ) -> None:
     """Name this site's own table. Nothing of it leaves the machine.
@@ -126,9 +120,7 @@ def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay
 
 def check(
     kit: AnyKit,
-    codebook: Annotated[
-        Path | None, typer.Option(help="The common columns (default: what the site proposed).")
-    ] = None,
+    codebook: Annotated[Path | None, "The common columns (default: what the site proposed)."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Check that everything is ready: name, port, TLS, certificates, disk, memory, versions, table;
@@ -149,7 +141,7 @@ def check(
 def preview(
     kit: Kit,
     study: Named,
-    out: Annotated[Path | None, typer.Option(help="Write all values into this CSV file.")] = None,
+    out: Annotated[Path | None, "Write all values into this CSV file."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show every value that would leave this site in a study, to whom, and whether the relay can read it.
@@ -201,7 +193,7 @@ def approve(
     kit: Kit,
     study: Named,
     by: By,
-    proposal: Annotated[str, typer.Option(help="Digest of the proposal that you read (`proposals`).")],
+    proposal: Annotated[str, "Digest of the proposal that you read (`proposals`)."],
     reason: Reason = "",
     as_json: options.Json = False,
 ) -> None:
@@ -302,17 +294,15 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
         found = audit.verify(store, signer, _heads(store, own, partner))
         faults = [*found.faults, *approval.journal_faults(store, journal)]
     facts = {"rows": found.rows, "heads": found.heads, "partners": found.partner_heads, "journal": lines}
-    line = (
-        f"{own.site}: {found.rows} rows of the log are in order, and agree with {found.heads} heads of its "
-        f"own and {found.partner_heads} that partners hold; {lines} lines of the journal are in order"
-    )
-    emit(as_json, {**facts, "faults": faults}, *([] if faults else [line]))
+    heads = f"{found.heads} heads of its own and {found.partner_heads} that partners hold"
+    line = f"{own.site}: {found.rows} rows of the log are in order, and agree with {heads}"
+    good = [f"{line}; {lines} lines of the journal are in order"]
+    emit(as_json, {**facts, "faults": faults}, *([] if faults else good))
     if faults:
         raise RequestError(f"{store.path} cannot be believed: {'; '.join(faults)}")
 
 
 def _heads(store: Store, own: sitefile.SiteFile, partner: list[Path] | None) -> list[Any]:
-    """What partners know of this site's log."""
     agreement = store.facts()["agreement"]
     return [head for path in partner or [] for head in audit.read_heads(path, own.site, agreement)]
 
@@ -328,7 +318,7 @@ def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 def restore(
     kit: Kit,
     source: Annotated[Path, typer.Option("--from", help="The folder that backup wrote.")],
-    study: Annotated[str, typer.Option(help="The study.")],
+    study: Annotated[str, "The study."],
     by: By,
     partner: Partner = None,
     as_json: options.Json = False,
@@ -352,7 +342,7 @@ def restore(
 
 def request(
     kit: AnyKit,
-    out: Annotated[Path, typer.Option(help="Write the request, for the operator, here.")],
+    out: Annotated[Path, "Write the request, for the operator, here."],
     as_json: options.Json = False,
 ) -> None:
     """Make a new key, which never leaves this machine, and a request for its certificate.
@@ -371,7 +361,7 @@ def request(
 
 def install(
     kit: AnyKit,
-    certificate: Annotated[Path, typer.Option(help="The certificate that the operator sent back.")],
+    certificate: Annotated[Path, "The certificate that the operator sent back."],
     as_json: options.Json = False,
 ) -> None:
     """Put the certificate that the operator sent, and the key that it is for, into the kit.
@@ -385,10 +375,10 @@ def install(
 
 def explain(
     source: Annotated[Path, typer.Argument(help="A startup kit, or a bundle that a site has released.")],
-    out: Annotated[Path | None, typer.Option(help="Write the bundle here, to be read.")] = None,
-    release: Annotated[Path | None, typer.Option(help="Sign this bundle, which you have read.")] = None,
-    by: Annotated[str, typer.Option(help="Name of the person who releases it; it is recorded.")] = "",
-    kit: Annotated[Path | None, typer.Option(help="With a bundle: any kit of the network.")] = None,
+    out: Annotated[Path | None, "Write the bundle here, to be read."] = None,
+    release: Annotated[Path | None, "Sign this bundle, which you have read."] = None,
+    by: Annotated[str, "Name of the person who releases it; it is recorded."] = "",
+    kit: Annotated[Path | None, "With a bundle: any kit of the network."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Say what failed at a site: versions, checks, decline codes, the last log rows without their words.
@@ -398,20 +388,18 @@ def explain(
 
     Example: abps site explain north --out bundle.json; abps site explain north --release bundle.json --by Ada
     """
-    from abps.sites.node.status import failure_bundle, read_bundle, release_bundle
-
     if release is not None:
-        release_bundle(source, release, by)
+        account.release_bundle(source, release, by)
         emit(as_json, {"released": str(release)}, f"{by} has released {release}; send it to the operator")
         return
     if source.is_file():
         authority = None if kit is None else keys.read_root(kit)
         if authority is None:
             raise RequestError("name a kit of the network with --kit, to verify who released the bundle")
-        found = read_bundle(source, authority)
+        found = account.read_bundle(source, authority)
         say(f"released by {found['site']}, unchanged")
     else:
-        found = failure_bundle(source)
+        found = account.failure_bundle(source)
     if out is not None:
         files.write_json(out, found)
         say(f"wrote {out}; read it, then release it with --release {out} --by NAME")
@@ -424,9 +412,9 @@ def explain(
 
 def harmonise(
     kit: Kit,
-    codebook: Annotated[Path, typer.Option(help="The study's common columns.")],
-    study: Annotated[str | None, typer.Option(help="A study whose common scales were counted.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the proposed map here (TOML).")] = None,
+    codebook: Annotated[Path, "The study's common columns."],
+    study: Annotated[str | None, "A study whose common scales were counted."] = None,
+    out: Annotated[Path | None, "Write the proposed map here (TOML)."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare this site's table with a study's columns, and propose a map: names, units, levels.

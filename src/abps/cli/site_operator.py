@@ -16,22 +16,16 @@ from abps.core.errors import RequestError
 if TYPE_CHECKING:
     from abps.sites.consent.agreement import Agreement
 
-OperatorKit = Annotated[Path, typer.Option("--kit", help="The operator's startup kit.")]
-Kits = Annotated[Path, typer.Option(help="The folder that `abps site provision` made, with the authority.")]
-Named = Annotated[str, typer.Option(help="Name of the study; sites keep one store per study.")]
-Codebooks = Annotated[
-    list[Path], typer.Option("--codebook", help="The sites' codebooks; repeat to merge several.")
-]
-Members = Annotated[str, typer.Option(help="Comma-separated sites that may take part (default: all).")]
-Method = Annotated[str, typer.Option(help="A method that runs between sites.")]
-Seed = Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of the study (default: the method's).")]
-Approval = Annotated[
-    float,
-    typer.Option(
-        "--wait-for-approval", "--patience", help="Seconds to wait for people at the sites to decide."
-    ),
-]
+OperatorKit = Annotated[Path, "The operator's startup kit."]
+Kits = Annotated[Path, "The folder that `abps site provision` made, with the authority."]
+Named = Annotated[str, "Name of the study; sites keep one store per study."]
+Codebooks = Annotated[list[Path], "The sites' codebooks; repeat to merge several."]
+Members = Annotated[str, "Comma-separated sites that may take part (default: all)."]
+Method = Annotated[str, "A method that runs between sites."]
+Seed = Annotated[int, "Seed of the split, the initial weights and all draws."]
+Rounds = Annotated[int | None, "Rounds of the study (default: the method's)."]
+_DECIDE = "Seconds to wait for people at the sites to decide."
+Approval = Annotated[float, typer.Option("--wait-for-approval", "--patience", help=_DECIDE)]
 
 METHOD = "abps-plus"  # the method of a study if none is named
 
@@ -39,11 +33,9 @@ METHOD = "abps-plus"  # the method of a study if none is named
 def provision(
     sites: Annotated[list[str], typer.Argument(help="The names of all sites.")],
     out: options.Out,
-    host: Annotated[str, typer.Option(help="DNS name by which sites reach the relay.")] = "localhost",
-    port: Annotated[int, typer.Option(help="The one port that the relay listens on.")] = 8002,
-    operator: Annotated[str, typer.Option(help="E-mail address of who submits jobs.")] = (
-        "operator@federation.example"
-    ),
+    host: Annotated[str, "DNS name by which sites reach the relay."] = "localhost",
+    port: Annotated[int, "The one port that the relay listens on."] = 8002,
+    operator: Annotated[str, "E-mail address of who submits jobs."] = "operator@federation.example",
     as_json: options.Json = False,
 ) -> None:
     """Make an authority, certificates and one startup kit for each participant.
@@ -58,17 +50,14 @@ def provision(
 
     made = kits.provision(out, sites, host, port, operator)
     names = {name: str(path) for name, path in made.sites.items()}
-    emit(
-        as_json,
-        {"relay": str(made.relay), "operator": str(made.operator), "sites": names},
+    lines = [
         f"the relay's kit: {made.relay} (listens on {host}:{port})",
         f"the operator's kit: {made.operator}",
-        *(
-            f"a site's kit: {path}{'' if path.is_dir() else ' (made before, and not here any more)'}"
-            for path in made.sites.values()
-        ),
-        f"keep this to yourself: {made.authority}",
-    )
+    ]
+    for path in made.sites.values():
+        lines.append(f"a site's kit: {path}{'' if path.is_dir() else ' (made before, not here any more)'}")
+    facts = {"relay": str(made.relay), "operator": str(made.operator), "sites": names}
+    emit(as_json, facts, *lines, f"keep this to yourself: {made.authority}")
 
 
 def submit(
@@ -78,22 +67,16 @@ def submit(
     method: Method = METHOD,
     seed: Seed = 11,
     rounds: Rounds = None,
-    job_rounds: Annotated[int | None, typer.Option(help="Rounds of this job (default: all).")] = None,
+    job_rounds: Annotated[int | None, "Rounds of this job (default: all)."] = None,
     set_: options.Settings = None,
     members: Members = "",
-    min_sites: Annotated[int, typer.Option(help="Do not start with fewer sites.")] = 2,
-    grace: Annotated[
-        float, typer.Option(help="Seconds for the last sites in a round, once more than half are done.")
-    ] = 300.0,
-    sign_of_life: Annotated[
-        float, typer.Option(help="Seconds in which a site must answer at all; more for a bad line.")
-    ] = 5.0,
+    min_sites: Annotated[int, "Do not start with fewer sites."] = 2,
+    grace: Annotated[float, "Seconds for the last sites in a round, once more than half are done."] = 300.0,
+    sign_of_life: Annotated[float, "Seconds in which a site must answer at all; more for a bad line."] = 5.0,
     approval: Approval = 0.0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
-    to_the_end: Annotated[
-        bool, typer.Option("--to-the-end", help="Submit job after job until all rounds are done.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the report of the job here.")] = None,
+    wait: Annotated[float, "Seconds to wait for the end; 0: do not wait."] = 3600.0,
+    to_the_end: Annotated[bool, "Submit job after job until all rounds are done."] = False,
+    out: Annotated[Path | None, "Write the report of the job here."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Send the sites a job: some rounds of a study, signed with the operator's key. The job carries no code.
@@ -166,9 +149,7 @@ def _show_report(report: dict[str, Any] | None, expected: tuple[str, ...] = ()) 
 def certify(
     request: Annotated[Path, typer.Argument(help="A member's request.")],
     kits: Kits,
-    fingerprint: Annotated[
-        str, typer.Option(help="Fingerprint that the member read out; needed without its old key.")
-    ] = "",
+    fingerprint: Annotated[str, "Fingerprint that the member read out; needed without its old key."] = "",
     as_json: options.Json = False,
 ) -> None:
     """Give a member a certificate for the key that it has made itself (`abps site request`).
@@ -209,19 +190,15 @@ _COPY_LIST = "if the relay's kit is on another machine, copy {} into its folder 
 
 
 def rehearse(
-    out: Annotated[Path, typer.Option(help="A new folder: kits, tables, stores, models, pages.")] = Path(
-        "abps-rehearsal"
-    ),
-    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    out: Annotated[Path, "A new folder: kits, tables, stores, models, pages."] = Path("abps-rehearsal"),
+    sites: Annotated[int, "Number of hospitals."] = 4,
     method: Method = METHOD,
     rounds: Rounds = None,
-    stays: Annotated[int, typer.Option(help="Stays per hospital, on average.")] = 300,
+    stays: Annotated[int, "Stays per hospital, on average."] = 300,
     seed: Seed = 11,
     set_: options.Settings = None,
-    limit: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 180.0,
-    prepare_for: Annotated[
-        str, typer.Option(help="Only write kits and tables, for a relay of this name (port 8002).")
-    ] = "",
+    limit: Annotated[float, "Give up after so many seconds."] = 180.0,
+    prepare_for: Annotated[str, "Only write kits and tables, for a relay of this name (port 8002)."] = "",
     as_json: options.Json = False,
 ) -> None:
     """Rehearse a federation on this machine: certificates, kits, processes with mutual TLS, a job, models.
@@ -270,7 +247,7 @@ def propose(
     kits: Kits,
     study: Named,
     codebook: Codebooks,
-    out: Annotated[Path, typer.Option(help="Write the study, for all members, here.")],
+    out: Annotated[Path, "Write the study, for all members, here."],
     members: Members = "",
     method: Method = METHOD,
     seed: Seed = 11,
@@ -293,7 +270,6 @@ def propose(
 def _agreement(
     study: str, codebooks: list[Path], method: str, seed: int, rounds: int | None, pairs: list[str] | None
 ) -> Agreement:
-    """What the sites are to agree on; a study that cannot run is refused."""
     from abps.data.codebook import merged
     from abps.sites.consent.agreement import Agreement
 

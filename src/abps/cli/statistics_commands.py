@@ -79,10 +79,8 @@ def table_one(
     hidden = f"cells below {min_cell} suppressed"
     console.print(f"{found.total:,} rows of {len(found.centers)} hospitals; {hidden}")
     head = ("column", "level", "overall", "largest difference")
-    rows = (
-        (line.column, line.level, line.overall, f"{line.difference:.2f}".replace("nan", "–"))
-        for line in found.lines
-    )
+    apart = [f"{line.difference:.2f}".replace("nan", "–") for line in found.lines]
+    rows = ((line.column, line.level, line.overall, far) for line, far in zip(found.lines, apart))
     console.print(options.rows_table(head, rows, left=head[:2]))
 
 
@@ -90,18 +88,12 @@ def evaluate(
     data: TableFile,
     label: Annotated[str, "The outcome, 0 or 1."],
     center: Hospital,
-    model: Annotated[
-        list[str],
-        "A folder of `abps fit`, an ONNX file, a JSON file of coefficients, or a column of "
-        "probabilities; may be repeated.",
-    ],
+    model: Annotated[list[str], "Folder of `abps fit`, ONNX, JSON of coefficients, or column. Repeatable."],
     thresholds: Annotated[str, "Net benefit at these, with commas between."] = "0.1,0.2",
     subgroups: Annotated[str, "Columns of subgroups, with commas between."] = "",
     outside: Annotated[str, "Hospitals that took no part in making the models, with commas between."] = "",
     min_cell: Annotated[int, "Fewest events and non-events of a hospital."] = 10,
-    out: Annotated[
-        Path | None, "Write evaluation.csv, matrix.csv and evaluation.json to this folder."
-    ] = None,
+    out: Annotated[Path | None, "Write the evaluation (CSV, JSON) to this folder."] = None,
     as_json: options.Json = False,
 ) -> None:
     """Evaluate models at every hospital: AUROC, calibration, Brier score and net benefit.
@@ -165,6 +157,4 @@ def _probabilities(name: str, frame: pl.DataFrame) -> Any:
         return onnx_probabilities(frame, path)
     if path.is_dir():
         return load_model(path).predict_proba(frame)[:, 1]
-    raise RequestError(
-        f"--model {name}: no column of the table, no JSON file of coefficients, no ONNX file and no folder"
-    )
+    raise RequestError(f"--model {name}: no column, no JSON file of coefficients, no ONNX file and no folder")

@@ -18,24 +18,18 @@ from abps.cli import options
 from abps.cli.options import read_seeds, split
 from abps.core.errors import RequestError, nearest
 
-#: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
 DEMO_METHODS: Final = ("local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")
 
 DEMO_SEEDS: Final = "11"  # repeats: every patient is scored once in each
 
-#: Hospitals that differ, and hospitals that are alike.
-DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"
+DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"  # hospitals that differ
 ALIKE: Final = "icu-synthetic:heterogeneity=0,centers=40"
-
-#: JSON's words for the types of options; all others are text.
-JSON_TYPES: Final = {"int": "integer", "float": "number", "bool": "boolean"}
+JSON_TYPES: Final = {"int": "integer", "float": "number", "bool": "boolean"}  # all other options are text
 
 
 def demo(
     out: Annotated[Path, "The folder to write to."] = Path("abps-demo"),
-    data: Annotated[
-        list[str] | None, "Another built-in federation, for instance a smaller one; may be repeated."
-    ] = None,
+    data: Annotated[list[str] | None, "Another built-in federation; may be repeated."] = None,
     seeds: options.Seeds = DEMO_SEEDS,
     rounds: Annotated[int, "Rounds at most."] = 50,
     jobs: options.Jobs = None,
@@ -60,21 +54,12 @@ def demo(
         from abps.cli.outcomes import finish
         from abps.study.plan import Request, Source
 
-        request = Request(
-            tuple(Source(each) for each in given),
-            DEMO_METHODS,
-            options.read_seeds(seeds),
-            rounds,
-            {"model": "gam"},
-            words=DEMO_METHODS,
-        )
+        sources, repeats, settings = tuple(map(Source, given)), read_seeds(seeds), {"model": "gam"}
+        request = Request(sources, DEMO_METHODS, repeats, rounds, settings, words=DEMO_METHODS)
         finish(request, out, local, as_json)
     if not as_json:
-        options.terminal().print(
-            "your own table: abps compare --data stays.csv --label died --center hospital "
-            "--methods fedavg,abps-plus --out my-study",
-            soft_wrap=True,
-        )
+        flags = "--label died --center hospital --methods fedavg,abps-plus --out my-study"
+        options.terminal().print(f"your own table: abps compare --data stays.csv {flags}", soft_wrap=True)
 
 
 def run(
@@ -87,9 +72,7 @@ def run(
     model: options.Model = None,
     set_: options.Settings = None,
     engine: Annotated[str, "simulate (fast), or debug (one center at a time)."] = "simulate",
-    device: Annotated[
-        str, "Device to train on: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."
-    ] = "cpu",
+    device: Annotated[str, "Device: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."] = "cpu",
     attack: options.Attack = None,
     subgroups: options.Subgroups = "",
     as_json: options.Json = False,
@@ -208,15 +191,8 @@ Folds = Annotated[
     "Score every patient out of so many folds, once for each seed; 1: the test rows of one "
     "split. Default: 5, and 1 for the paper's table and attacks.",
 ]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        is_eager=True,
-        callback=read_config,
-        help="Read options from a TOML file, such as the study.toml of another study. Options on the "
-        "command line come first.",
-    ),
-]
+_FROM = "Read options from a TOML file, such as a study's study.toml. Options on the command line come first."
+ConfigFile = Annotated[Path | None, typer.Option(is_eager=True, callback=read_config, help=_FROM)]
 
 
 def compare(
@@ -225,7 +201,7 @@ def compare(
     columns: options.DataOptions,
     cluster: options.ClusterOptions,
     data: Annotated[
-        list[str] | None, "A file or a built-in federation, as in `abps run`; may be given several times."
+        list[str] | None, "A file or built-in federation, as in `abps run`; may be repeated."
     ] = None,
     seeds: options.Seeds = "11,22,33",
     rounds: options.Rounds = None,
@@ -236,9 +212,7 @@ def compare(
     attack: options.Attack = None,
     tune: Annotated[bool, "First choose every method's grid, on validation rows of other seeds."] = False,
     tune_seeds: Annotated[str, "Comma-separated seeds to tune on; default: two not compared on."] = "",
-    references: Annotated[
-        bool, "Also run a hospital alone, pooled rows and a federated regression at their best."
-    ] = True,
+    references: Annotated[bool, "Also run local-best, pooled-best and glm-exact."] = True,
     jobs: options.Jobs = None,
     config: ConfigFile = None,
     as_json: options.Json = False,

@@ -38,9 +38,14 @@ class Site:
     """A site's part in a job.  terms: how it takes part; none: as in a rehearsal."""
 
     def __init__(
-        self, name: str, agreement: Agreement, data: Prepared, store: Store, send: Send,
+        self,
+        name: str,
+        agreement: Agreement,
+        data: Prepared,
+        store: Store,
+        send: Send,
         terms: JobTerms | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         terms = terms or JobTerms()
         self.name, self.agreement, self.store, self.consent = name, agreement, store, terms.consent
         self.context = context = SiteContext(name, agreement, data, store, terms)

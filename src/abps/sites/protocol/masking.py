@@ -49,9 +49,14 @@ class MaskedSums:
     these members, the first or not, is refused.  leaving: called before a summand leaves."""
 
     def __init__(
-        self, member: Member, store: Store, write: Write, summand: Callable[[int, Sequence[str]], Floats],
-        kind: EntryKind, what: str = "round",
-    ) -> None:  # fmt: skip
+        self,
+        member: Member,
+        store: Store,
+        write: Write,
+        summand: Callable[[int, Sequence[str]], Floats],
+        kind: EntryKind,
+        what: str = "round",
+    ) -> None:
         self.member, self._store, self._write, self._summand = member, store, write, summand
         self._kind, self._what = kind, what
         self.masker: Masker = member
