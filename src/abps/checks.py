@@ -250,8 +250,6 @@ def check_method(
 def quick_check(config: Method, name: str = "") -> None:
     """The cheap checks: two short runs."""
     if isinstance(config, SumStudy):
-        raise RequestError(
-            f"{name!r} makes statistics between sites and trains no model; on one table use abps regress, "
-            "abps table-one or abps evaluate"
-        )
+        what = "on one table use abps regress, abps table-one or abps evaluate"
+        raise RequestError(f"{name!r} makes statistics between sites and trains no model; {what}")
     check_method(config, only=QUICK, name=name)

@@ -86,7 +86,7 @@ def _command(recipe: CohortRecipe) -> Callable[..., None]:
 
 
 def other_command(
-    recipe: Annotated[str, typer.Argument(help="package.module:NAME, or an installed package's recipe.")],
+    recipe: Annotated[str, typer.Argument(help="package.module:NAME, an installed recipe, or ours.")],
     source: Annotated[Path, typer.Argument(help="Where its data are.")],
     out: Out = Path("cohort.parquet"),
     set_: Annotated[list[str] | None, typer.Option("--set", help="A recipe's option: key=value.")] = None,
@@ -130,7 +130,7 @@ def _make(recipe: CohortRecipe, source: Path, chosen: Any, out: Path, as_json: b
 def partition(
     table: Annotated[Path, typer.Argument(help="A tidy table: Parquet (from `abps cohort`) or CSV.")],
     by: Annotated[str, "Columns that together name a center; window:2y is a window of the time column."] = "",
-    dirichlet: Annotated[float | None, "Label skew: Dirichlet(alpha) shares per class."] = None,
+    dirichlet: Annotated[float | None, "Label skew: Dirichlet(alpha) per class; small is uneven."] = None,
     iid: Annotated[int | None, "This many equal centers at random."] = None,
     centers: Annotated[int | None, "How many centers --dirichlet makes."] = None,
     only: Annotated[list[str] | None, "First keep only these: --only careunit=CVICU,CCU. Repeatable."] = None,

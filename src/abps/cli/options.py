@@ -45,7 +45,7 @@ def complete_methods(incomplete: str) -> list[str]:
 
 
 _ONE = "Method name (see `abps methods`), or package.module:CONFIG for your own."
-_SOME = "Comma-separated method names (or package.module:CONFIG), `paper` (its table, controls), or `all`."
+_SOME = "Comma-separated method names (or package.module:CONFIG), `paper` (table and controls), or `all`."
 Method = Annotated[str, typer.Option(help=_ONE, autocompletion=complete_methods)]
 Methods = Annotated[str, typer.Option(help=_SOME, autocompletion=complete_methods)]
 Data = Annotated[
@@ -135,7 +135,7 @@ class ClusterOptions:
     slurm_minutes: Annotated[int, "Slurm: the time limit of one run."] = 60
     slurm_memory: Annotated[float, "Slurm: the memory of one run in GB."] = 4.0
     slurm_cores: Annotated[int, "Slurm: the cores of one run."] = 1
-    slurm_deadline: Annotated[float | None, "Slurm: stop waiting after so many minutes."] = None
+    slurm_deadline: Annotated[float | None, "Slurm: minutes to wait; jobs stay in the queue."] = None
 
     def executor_of(self) -> Executor | None:
         """What computes runs on a cluster; None: processes here."""

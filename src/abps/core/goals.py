@@ -84,10 +84,9 @@ def pair_scores(vectors: Floats, goals: Sequence[Goal]) -> Floats:
     for rows in same_goal(goals):  # centers that share a goal are scored together
         block = np.asarray(goals[rows[0]](vectors[rows], vectors), dtype=np.float64)
         if block.shape != (len(rows), n) or np.isnan(block).any():
-            raise RequestError(
-                f"the goal {getattr(goals[rows[0]], '__name__', 'given')!r} must return an array of "
-                f"({len(rows)}, {n}) scores without NaN, one row per center and one column per peer"
-            )
+            name = getattr(goals[rows[0]], "__name__", "given")
+            wanted = f"an array of ({len(rows)}, {n}) scores without NaN, a row per center, a column per peer"
+            raise RequestError(f"the goal {name!r} must return {wanted}")
         scores[rows] = block
     np.fill_diagonal(scores, -np.inf)
     return scores
@@ -152,9 +151,7 @@ def group_numbers(groups: Sequence[str] | None) -> Ints:
 def candidates(vectors: Floats, goals: Sequence[Goal], keep: float, scope: str) -> Candidates:
     """The candidate sets of centers with these vectors (n, k) and goals, one per center."""
     if len(vectors) > TABLE_UP_TO:
-        raise RequestError(
-            f"a goal scores all pairs and serves up to {TABLE_UP_TO:,} centers, not {len(vectors):,}; "
-            "choose goal=none"
-        )
+        why = f"a goal scores all pairs and serves up to {TABLE_UP_TO:,} centers, not {len(vectors):,}"
+        raise RequestError(f"{why}; choose goal=none")
     scores = pair_scores(vectors, goals)
     return Candidates(admitted(scores, thresholds(scores, goals, keep, scope)))

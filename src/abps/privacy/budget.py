@@ -38,10 +38,9 @@ class Release:
 
     def __post_init__(self) -> None:
         if not self.noise >= 0 or not 0 < self.sampling <= 1 or self.times < 1:
-            raise RequestError(
-                f"{self.what} of round {self.round}: noise={self.noise}, sampling={self.sampling}, "
-                f"times={self.times} is no release; noise is from 0, sampling above 0 to 1, times from 1"
-            )
+            given = f"noise={self.noise}, sampling={self.sampling}, times={self.times}"
+            why = "is no release; noise is from 0, sampling above 0 to 1, times from 1"
+            raise RequestError(f"{self.what} of round {self.round}: {given} {why}")
 
 
 @dataclass(frozen=True)
@@ -163,9 +162,8 @@ def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float)
         from absl import logging as library_log
         from dp_accounting import rdp
     except ImportError as error:
-        raise RequestError(
-            "an account of privacy needs dp-accounting, which is not installed; pip install 'abps[privacy]'"
-        ) from error
+        why = "an account of privacy needs dp-accounting"
+        raise RequestError(f"{why}; run: pip install 'abps[privacy]'") from error
 
     # The library's log handler keeps what is standard error now, and closes it when anybody configures
     # logging anew. It never closes the process's own.

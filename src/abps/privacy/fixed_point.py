@@ -19,10 +19,8 @@ def encode(values: NDArray[np.float64], summands: int) -> Ring:
     values = np.asarray(values, dtype=np.float64)
     most = 2.0 ** (62 - DIGITS) / max(summands, 1)
     if not np.all(np.abs(values) <= most):  # NaN fails, too
-        raise RequestError(
-            f"a number to be summed is not finite or beyond {most:.3g}, the most each of {summands} centers "
-            "may add; scale the column or leave it out"
-        )
+        why = f"a number to be summed is not finite, or beyond {most:.3g}, which each of {summands} may add"
+        raise RequestError(f"{why}; scale the column or leave it out")
     return np.rint(values * 2.0**DIGITS).astype(np.int64).view(np.uint64)
 
 

@@ -53,10 +53,8 @@ class Agreement:
         for place in self._places():
             package = place.partition(":")[0].partition(".")[0]
             if package not in (*allowed, "abps"):
-                raise RequestError(
-                    f"the job names {place}, and this site does not allow the package {package!r}; "
-                    'add it to "allow" in the site\'s own file if it is to be trusted'
-                )
+                why = f"the job names {place}, and this site does not allow the package {package!r}"
+                raise RequestError(f'{why}; add it to "allow" in the site\'s own file, if you trust it')
         return self
 
     def _places(self) -> Iterator[str]:
@@ -182,10 +180,8 @@ def _between_sites(name: str, method: Method) -> CoordinatedMethod:
             return StarExchange(method.training, method.stop, None, method.privacy, method)
         else:
             why = "it needs more than sums of whole models"
-    raise RequestError(
-        f"{name!r} does not run between sites: {why}; sites exchange with a coordinator "
-        "that rotates among them: choose abps-plus, glm-exact, fedavg or fedprox"
-    )
+    known = "choose abps-plus, glm-exact, fedavg or fedprox"
+    raise RequestError(f"{name!r} does not run between sites: {why}; {known}")
 
 
 def _identity(config: Method) -> list[Any]:

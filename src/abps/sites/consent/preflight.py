@@ -212,9 +212,8 @@ def need_free_port(kit: Kit) -> None:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         why = "another program listens there; stop it" if taken else _why(error)
-        raise RequestError(
-            f"the relay cannot listen on port {kit.port}: {why}, or provision a relay with another --port"
-        ) from error
+        said = f"the relay cannot listen on port {kit.port}: {why}"
+        raise RequestError(f"{said}, or provision a relay with another --port") from error
 
 
 def _why(error: OSError) -> str:

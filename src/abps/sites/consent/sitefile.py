@@ -128,10 +128,9 @@ class SiteFile:
         """The site's table, as a federation of one; for a study, by the map of its codebook."""
         found = map_digest(self.table)
         if book is not None and (found != self.harmonised or {found} - {"", *book.harmonised}):
-            raise RequestError(
-                f"{self.site}: {map_path(self.table).name} is not the map that the study's codebook was made "
-                "with; run `abps site init` and share the codebook again, or put the map back"
-            )
+            why = f"{map_path(self.table).name} is not the map that the study's codebook was made with"
+            what = "run `abps site init` and share the codebook again, or put the map back"
+            raise RequestError(f"{self.site}: {why}; {what}")
         return own_table(
             self.table, self.site, self.label, book, patient=self.patient, time=self.time, drop=self.drop,
             positive=self.positive, outcome=self.outcome, duration=self.duration,

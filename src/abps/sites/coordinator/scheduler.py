@@ -27,16 +27,7 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.steps import MembersMissing, enough, open_sites, run_step
 from abps.sites.node.measuring import MEASURE, Floats, Tally
 from abps.sites.protocol import commands
-from abps.sites.protocol.commands import (
-    Answers,
-    Command,
-    DeclineCode,
-    Failure,
-    SiteFacts,
-    SiteLine,
-    SiteState,
-    Timeouts,
-)
+from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, Timeouts
 from abps.wire import messages
 from abps.wire.admission import capped_rows
 from abps.wire.number_lists import MOST
@@ -267,10 +258,8 @@ class Scheduler:
         left_out |= barred
         first = 1 + max(int(facts["round"]) for facts in ready.values())
         if first > self.agreement.rounds or all(facts["finished"] for facts in ready.values()):
-            raise StudyFinished(
-                f"the study {self.agreement.study!r} has had its {min(first - 1, self.agreement.rounds)} "
-                "rounds; nothing is left to do"
-            )
+            had = f"has had its {min(first - 1, self.agreement.rounds)} rounds"
+            raise StudyFinished(f"the study {self.agreement.study!r} {had}; nothing is left to do")
         rows = capped_rows({name: int(facts["rows"]) for name, facts in ready.items()})
         arguments = (there, first, rows, list(messages.VERSION))
         joined, absent = self.line.ask(sorted(ready), Command.JOIN, *arguments, seconds=self.timeouts.sign)
@@ -290,7 +279,7 @@ class Scheduler:
 
     # Who takes part
 
-    def _gather(self) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
+    def _gather(self) -> tuple[dict[str, commands.SiteFacts], dict[str, Failure]]:
         """The sites that are there and agree; and why others are not."""
         roster = self._roster
         failures = open_sites(self.line, roster, self.timeouts, *self._open_arguments)
@@ -307,10 +296,10 @@ class Scheduler:
             raise RequestError(f"{len(ready)} of {len(roster)} sites can take part, a job needs 2 ({said})")
         return ready, failures
 
-    def _greet(self, sites: Sequence[str]) -> tuple[dict[str, SiteFacts], dict[str, Failure]]:
+    def _greet(self, sites: Sequence[str]) -> tuple[dict[str, commands.SiteFacts], dict[str, Failure]]:
         replies, silent = self.line.ask(sites, Command.HELLO, seconds=self.timeouts.sign)
         known, unfit = commands.check_all(replies, lambda v: commands.hello(v, self.agreement.rounds))
-        ready: dict[str, SiteFacts] = {}
+        ready: dict[str, commands.SiteFacts] = {}
         mine = self.agreement.digest()
         for name, facts in known.items():
             if facts["agreement"] != mine:
@@ -344,7 +333,7 @@ class Scheduler:
         states, silent = self.line.ask(others, Command.PING, seconds=self.timeouts.sign)
         missing |= silent
         for name, state in states.items():
-            if state == SiteState.READY:
+            if state == commands.SiteState.READY:
                 here.append(name)
             else:
                 missing[name] = Failure(DeclineCode.NOT_READY, "it is still busy with an earlier step")
@@ -413,10 +402,9 @@ class Scheduler:
             self._without_sum += 1
             if self._without_sum >= MOST_WITHOUT_SUM:
                 absent = ", ".join(name for name in self._roster if name not in adding) or "nobody"
-                raise MembersMissing(
-                    f"round {t}: there is no masked sum ({error}); all sums of a study are of the same "
-                    f"members, and without a summand were: {absent}; start these sites and submit again"
-                ) from error
+                why = f"({error}); all sums of a study are of the same members, and absent were: {absent}"
+                what = f"round {t}: there is no masked sum {why}"
+                raise MembersMissing(f"{what}; start these sites and submit again") from error
             return Rest.UNREACHABLE
         self._without_sum = 0
         took, failed = self._step(_without(found.names, missing), Command.SUM_TOTAL, t, found.data)

@@ -109,10 +109,8 @@ class Courier:
             return ""
         paths = [self._path(self.track[p - 1], p - 1, name) for name in self.members]
         if not all(path.is_file() for path in paths):
-            raise RequestError(
-                f"{self.folder}: files of step {p - 1} are gone; bring the folder back from a backup (a "
-                "study that began over a network goes on there)"
-            )
+            what = "bring the folder back from a backup (a study that began over a network goes on there)"
+            raise RequestError(f"{self.folder}: files of step {p - 1} are gone; {what}")
         return chain.digest(b"".join(chain.digest(path.read_bytes()) for path in paths)).hex()
 
     def _scales(self) -> dict[str, Any] | None:
@@ -152,9 +150,8 @@ class Courier:
         found.check(self.authority, Membership(self.kit).now)
         kept = self._path(found.step, found.number, found.sender)
         if kept.is_file() and kept.read_text(encoding="utf-8") != text:
-            raise RequestError(
-                f"{found.sender} wrote two different files of step {found.number}; the first stays, call them"
-            )
+            why = f"{found.sender} wrote two different files of step {found.number}"
+            raise RequestError(f"{why}; the first stays, call them")
         if kept.is_file() or self.me not in found.letters:
             return False
         if found.sender == self.me:
@@ -162,15 +159,11 @@ class Courier:
         if (found.step, found.number, found.sender) not in self.wanted():
             p, names = self.place(), ", ".join(self.missing()) or "nobody"
             what = "is over" if found.number < p else "is not due; bring it again later"
-            raise RequestError(
-                f"step {found.number} ({found.step} of {found.sender}) {what}: this site is at step {p} "
-                f"and waits for {names}"
-            )
+            step = f"step {found.number} ({found.step} of {found.sender})"
+            raise RequestError(f"{step} {what}: this site is at step {p} and waits for {names}")
         if found.before != self.history(found.number):
-            raise RequestError(
-                f"{found.sender} went on from other files than this site has: somebody wrote two files of "
-                "one step; compare `abps site courier status` by telephone"
-            )
+            why = f"{found.sender} went on from other files than this site: somebody wrote two of one step"
+            raise RequestError(f"{why}; compare `abps site courier status` by telephone")
         found.open(self.me, self.signer)
         files.write_text(kept, text)
         return True
@@ -382,10 +375,8 @@ def find(kit: Path, study: str | None = None) -> Courier:
         held = [decision_on(lines, each.agreement.study, each.digest) for each in known]
         known = [c for c, line in zip(known, held) if line and line.what == JournalEvent.APPROVED]
     if len(known) != 1:
-        raise RequestError(
-            f"{own.site} has {len(known)} approved studies by courier; take the operator's file with `abps "
-            "site courier in`, approve it, or name one with --study"
-        )
+        what = "take the operator's file with `abps site courier in`, approve it, or name one with --study"
+        raise RequestError(f"{own.site} has {len(known)} approved studies by courier; {what}")
     return known[0]
 
 

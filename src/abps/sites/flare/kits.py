@@ -239,15 +239,11 @@ class Authority:
         the request is signed with the member's present key: whoever can send a file could ask in its name."""
         member, old = request.member, self._certificate(request.member)
         if fingerprint and not request.matches(fingerprint):
-            raise RequestError(
-                f"the request has the fingerprint {request.fingerprint}, not {fingerprint}; it is not of the "
-                "same key: do not certify it, and ask the member for another"
-            )
+            why = f"the request has the fingerprint {request.fingerprint}, not {fingerprint}"
+            raise RequestError(f"{why}: not of the same key; do not certify it, and ask for another")
         if not fingerprint and not request.signed_by(old.public_bytes(Encoding.PEM)):
-            raise RequestError(
-                f"the request is not signed with the present key of {member}; let somebody there read out "
-                "its fingerprint over a channel you trust, and name it with --fingerprint"
-            )
+            what = "let somebody there read out its fingerprint, and name it with --fingerprint"
+            raise RequestError(f"the request is not signed with the present key of {member}; {what}")
         now, end = datetime.datetime.now(datetime.UTC), self._root.not_valid_after_utc
         if end <= now:
             raise RequestError(f"the authority itself ended on {end:%Y-%m-%d}; provision into a new folder")

@@ -4,7 +4,6 @@ that can fail has a decline code: only the code leaves the site, the sentence st
 import contextlib
 import json
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from abps.sites.node.site import Site
 from abps.sites.node.transport import Send
 from abps.sites.protocol.commands import DeclineCode
 from abps.sites.store.audit import Journal
-from abps.sites.store.store import Store, StoreInUse
+from abps.sites.store.store import Store
 
 STORE_SECONDS = 15.0  # seconds that the process of the last job gets to release the store
 
@@ -105,16 +104,9 @@ def _names_nobody(table: Federation, agreement: Agreement) -> None:
 @contextlib.contextmanager
 def _opened_store(given: SiteJob, own: SiteFile, agreement: Agreement, study: str) -> Iterator[Any]:
     """The store of a study, closed again if what follows fails; the last job may need a moment to end."""
-    until = time.monotonic() + STORE_SECONDS
+    known = agreement.digest(), agreement.notes()
     with declining(DeclineCode.STORE):
-        while True:
-            try:
-                store = Store.open(own.store_of(study), given.site, agreement.digest(), agreement.notes())
-                break
-            except StoreInUse:
-                if time.monotonic() > until:
-                    raise
-            time.sleep(0.5)
+        store = Store.open(own.store_of(study), given.site, *known, wait=STORE_SECONDS)
         try:
             yield store
         except BaseException:

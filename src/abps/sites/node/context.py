@@ -141,11 +141,10 @@ class SiteContext:
         model, kept = self.store.model(), self.store.state()
         if model is None or kept is None:
             return (self.name,), None
-        if len(model) < self.learner.layout.size:  # a linear one may go on with pair terms
-            raise RequestError(
-                f"{self.store.path} holds a model of {len(model)} weights and this study's has "
-                f"{self.learner.layout.size}; give the study a store of its own"
-            )
+        size, wanted = len(model), self.learner.layout.size
+        if size < wanted:  # a linear one may go on with pair terms
+            why = f"holds a model of {size} weights and this study's has {wanted}"
+            raise RequestError(f"{self.store.path} {why}; give the study a store of its own")
         members, content = kept
         kind = type(self.method.init(self._context_of(members)))
         try:

@@ -42,11 +42,9 @@ def check_table(own: SiteFile, least: int) -> None:
     for other in sorted(known.glob("*.npy")):
         few = changed_patients(np.load(other, allow_pickle=False), now)
         if 0 < few < least and not own.another_table:
-            raise RequestError(
-                f"{own.table} differs by {few} patients from a table that this site took part with before, "
-                f"and totals of both would show them; put that one back, add {least} patients, or say "
-                '"another_table": true in the site\'s own file for one job'
-            )
+            why = f"differs by {few} patients from an earlier one, and totals of both would show them"
+            what = f'put that back, add {least} patients, or allow "another_table" in the site\'s own file'
+            raise RequestError(f"{own.table} {why}; {what}")
     with files.replacing(path) as part, part.open("wb") as stream:
         np.save(stream, now)
 
@@ -77,15 +75,15 @@ def _digest(text: str) -> int:
 
 def remember(store: Store, method: SumStudy, data: Prepared) -> None:
     """Note which patients a study of sums uses; refuse one that uses all but a few of another's."""
-    used = _patients(method, data)
+    assert data.source is not None and data.book is not None
+    rows, patient = np.flatnonzero(method.used(data)), data.source.patient  # complete in its columns
+    used = np.unique(rows if patient is None else patient[rows]).astype(np.int64)
     for other, patients, _ in _earlier(store):
         apart = len(np.setxor1d(used, patients))
         if 0 < apart < data.min_cell:
-            raise RequestError(
-                f"this study uses the same patients as {other!r} but for fewer than {data.min_cell}, and the "
-                "difference of the sums would reveal these; ask for the same columns, or leave out the one "
-                "that is known of some patients only"
-            )
+            why = f"this study uses the same patients as {other!r} but for fewer than {data.min_cell}"
+            what = "ask for the same columns, or leave out the one that is known of some patients only"
+            raise RequestError(f"{why}: the difference of the sums would reveal these; {what}")
     store.keep(**{_USED: base64.b64encode(used.astype("<i8").tobytes()).decode()})
 
 
@@ -100,12 +98,6 @@ def revealing_members(store: Store, names: Sequence[str]) -> str:
                 f"difference would reveal these (ask for the same members, or for {FEWEST} others)"
             )
     return ""
-
-
-def _patients(method: SumStudy, data: Prepared) -> NDArray[np.int64]:
-    assert data.source is not None and data.book is not None
-    rows = np.flatnonzero(method.used(data))
-    return np.unique(rows if data.source.patient is None else data.source.patient[rows]).astype(np.int64)
 
 
 def _earlier(store: Store) -> Iterator[tuple[str, NDArray[np.int64], list[str]]]:

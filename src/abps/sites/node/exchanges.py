@@ -73,10 +73,8 @@ class Exchanges:
         summand = self.context.need(round, self.summand, "anything to add to a sum")
         roster = self.context.roster
         if not set(names) <= set(roster) or len(names) < 2 * len(roster) // 3 + 1:
-            raise RequestError(
-                f"the relay names {len(names)} sites for a sum, and the job has {len(roster)}; a sum of few "
-                "members, or of others, is refused"
-            )
+            why = f"the relay names {len(names)} sites for a sum, and the job has {len(roster)}"
+            raise RequestError(f"{why}; a sum of few members, or of others, is refused")
         self.summand = None  # it leaves once
         return summand
 

@@ -11,7 +11,6 @@ import datetime
 import json
 import shutil
 import sqlite3
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,7 +23,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
 from abps.sites.store.rows import EntryKind, LogEntry, canonical, link, utc
-from abps.sites.store.store import Store, StoreInUse, single_writer, unlock
+from abps.sites.store.store import Store, single_writer, unlock
 from abps.wire.messages import Head
 
 PURPOSE = "head"  # what signatures of heads are for
@@ -163,10 +162,8 @@ def check_not_gone(path: Path, site: str, signer: Signer | None, partner: Collec
     known = [] if path.is_file() else [h for p in partner for h in read_heads(p, site, None, signer)]
     if known:
         last = max(known, key=lambda head: head.rows)
-        raise RequestError(
-            f"{path} is gone: a partner holds the head of its log with {last.rows} rows, signed here in "
-            f"round {last.round}; bring the latest backup back with `abps site restore`"
-        )
+        why = f"a partner holds the head of its log with {last.rows} rows, signed here in round {last.round}"
+        raise RequestError(f"{path} is gone: {why}; bring a backup back with `abps site restore`")
 
 
 def backup(path: Path, out: Path) -> Path:
@@ -245,10 +242,8 @@ class Journal:
         """All lines, oldest first; a journal that was changed is refused."""
         old = self.path.with_name("journal.jsonl")
         if old.is_file() and not self.path.is_file():
-            raise RequestError(
-                f"{old} was written by an older version of abps; move it and the folder of proposals away, "
-                "and decide again on what is still asked for"
-            )
+            what = "move it and the folder of proposals away, and decide again on what is still asked for"
+            raise RequestError(f"{old} was written by an older version of abps; {what}")
         if not self.path.is_file():
             return []
         with contextlib.closing(Store.look(self.path, check=False)) as store:
@@ -267,17 +262,8 @@ class Journal:
     def write(self, what: JournalEvent, **facts: Any) -> JournalLine:
         """Add a line; it is on disk when this returns."""
         self.lines()  # nothing is added to what was changed
-        until = time.monotonic() + SECONDS
-        while True:
-            try:
-                store = Store.open(self.path, NAME, NAME)
-                break
-            except StoreInUse:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.02)
         at, text = utc(), canonical({"what": str(what), **facts}).decode()
-        with contextlib.closing(store), store.change():
+        with contextlib.closing(Store.open(self.path, NAME, NAME, wait=SECONDS)) as store, store.change():
             store.log(LogEntry(at, 0, NAME, False, EntryKind.DECISION, 0, text))
             if self.signer is not None:
                 sign_head(store, 0, self.signer)

@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ _SCHEMA = """
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
 _NOTES = (EntryKind.KEPT, EntryKind.REFUSED)  # rows of the log that are about the store itself
+_ANEW = "restore it from a backup or move it away to start anew"
 _STUDY, _MODEL = "study", "model"  # what the log calls the facts that a new store has, and its model
 
 
@@ -77,12 +79,14 @@ class Store:
     # Opening
 
     @staticmethod
-    def open(path: Path, site: str, agreement: str, notes: Mapping[str, str] | None = None) -> Store:
+    def open(
+        path: Path, site: str, agreement: str, notes: Mapping[str, str] | None = None, wait: float = 0.0
+    ) -> Store:
         """The store of ``site`` for one agreement; made, with ``notes``, if there is none. A store of another
-        site or agreement is refused: its state is about something else."""
+        site or agreement is refused: its state is about something else.  wait: seconds, if it is in use."""
         path = Path(path)
         files.folder(path.parent)
-        lock = single_writer(path)
+        lock = single_writer(path, wait)
         try:
             if not path.exists():
                 _make(path, {**(notes or {}), "site": site, "agreement": agreement})
@@ -117,15 +121,11 @@ class Store:
             facts = self.facts()
             for key, wanted in expected.items():
                 if facts.get(key) != wanted:
-                    raise RequestError(
-                        f"{self.path} is of the {key} {facts.get(key)!r}, not {wanted!r}; "
-                        "give this study a store of its own or move the file away"
-                    )
+                    why = f"{self.path} is of the {key} {facts.get(key)!r}, not {wanted!r}"
+                    raise RequestError(f"{why}; give this study a store of its own or move the file away")
             for what in self.altered():
-                raise RequestError(
-                    f"{self.path} is damaged or was changed: {what} is not what the log says that was kept; "
-                    "it was left as it is, restore it from a backup or move it away to start anew"
-                )
+                why = f"{self.path} is damaged or was changed: {what} is not what the log says that was kept"
+                raise RequestError(f"{why}; it was left as it is, {_ANEW}")
         except BaseException:
             self.close()
             raise
@@ -274,10 +274,8 @@ class Store:
         if known == fingerprint:
             return
         if known is not None and not another:
-            raise RequestError(
-                f"{self.path} is of a study on another table than the one that the site has now; "
-                'put the table back, or say "another_table": true in the site\'s own file for one job'
-            )
+            what = 'put the table back, or say "another_table": true in the site\'s own file for one job'
+            raise RequestError(f"{self.path} is of a study on another table than the site has now; {what}")
         self.keep(table=fingerprint)
 
     def keep(self, **facts: str) -> None:
@@ -367,7 +365,7 @@ def _readable(path: Path) -> Iterator[None]:
         if isinstance(error, RequestError | sqlite3.IntegrityError | sqlite3.ProgrammingError):
             raise
         busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
-        advice = "try again" if busy else "restore it from a backup or move it away to start anew"
+        advice = "try again" if busy else _ANEW
         raise RequestError(f"{path} cannot be used ({error}); it was left as it is, {advice}") from error
 
 
@@ -414,17 +412,21 @@ def _make(path: Path, facts: Mapping[str, str]) -> None:
         # Closing writes the journal back, so that the one file is all of it.
 
 
-def single_writer(path: Path) -> int | None:
-    """Hold a lock for as long as the store is open; :class:`StoreInUse` if another process has it."""
+def single_writer(path: Path, wait: float = 0.0) -> int | None:
+    """Hold a lock while the store is open; :class:`StoreInUse` if another process keeps it too long."""
     if fcntl is None:
         return None
     handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise StoreInUse(f"{path} is in use by another process of this site; wait for its end") from error
-    return handle
+    until = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError as error:
+            if time.monotonic() >= until:
+                os.close(handle)
+                raise StoreInUse(f"{path} is in use by another process of this site; wait for it") from error
+        time.sleep(0.02)
 
 
 def unlock(handle: int | None) -> None:
