@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo quick test docs package wheelhouse licences clean
+.PHONY: install demo quick test coverage docs package wheelhouse licences clean
 
 install: .venv/.installed
 
@@ -25,6 +25,9 @@ demo: install
 # The edit loop: what is quick and needs neither a browser, nor a cluster, nor real networks.
 QUICK := tests/core tests/wire tests/privacy tests/evaluate tests/statistics tests/golden tests/test_names.py
 
+# One worker more than there are cores: tests of real networks mostly wait.
+SPREAD := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile
+
 quick: .venv/.test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check src tests benchmarks
@@ -36,7 +39,16 @@ test: .venv/.test-installed
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest $(SPREAD)
+
+# Statements of src/abps that the tests run, here and in the processes that they start. Counting takes time and
+# writes files: tests of start-up times and full disks may fail meanwhile.
+coverage: .venv/.test-installed
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	-$(BIN)/coverage run -m pytest $(SPREAD)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=cover
 
 docs: .venv/.test-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

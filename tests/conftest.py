@@ -39,6 +39,52 @@ FLAGS = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]  # fmt: skip
 
+#: What takes longest begins first, so that no worker works long after the others. The files of one entry run
+#: one after another: networks of processes mostly wait, but many of them at once keep each other waiting.
+FIRST = (
+    ("sites/test_flare.py",),
+    ("sites/test_guide.py", "sites/test_console.py", "sites/test_rehearse.py", "sites/test_proxy.py"),
+    ("study/test_kill.py",),
+    ("slurm/test_slurm.py",),
+    ("app/test_app.py",),
+    ("docs/test_notebooks.py",),
+    ("cli/test_clinicians_path.py",),
+    ("lab/test_benchmark.py",),
+    ("sites/test_courier.py",),
+    ("docs/test_api_page.py",),
+    ("docs/test_blocks.py",),
+    ("checks/test_every_method.py",),
+    ("models/test_tabular.py",),
+    ("methods/test_abps_plus.py",),
+    ("methods/test_references.py",),
+    ("study/test_own_classes.py",),
+    ("report/test_page_size.py",),
+    ("statistics/test_regression.py",),
+    ("cli/test_compare.py",),
+)
+TURN = {f"tests/{file}": turn for turn, files in enumerate(FIRST) for file in files}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: TURN.get(item.nodeid.partition("::")[0], len(FIRST)))
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config, log):
+    """``--dist loadfile`` in this order, instead of by the number of tests in a file."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LongestFirst(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return FIRST[TURN[file]][0] if file in TURN else file
+
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return LongestFirst(config, log)
+
+
 # Machines differ and are shared: no test may fail because a single example was slow. The same examples
 # every time: a red build must be red again when somebody looks into it.
 settings.register_profile("abps", deadline=None, derandomize=True)

@@ -1,8 +1,9 @@
 """A real server of the app."""
 
+import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ httpx = pytest.importorskip("httpx")
 
 @dataclass
 class Server:
-    """A running ``abps app``. address: with its token."""
+    """A running ``abps app``. address: with its token. cookies: of the one browser, once it was used."""
 
     process: subprocess.Popen
     address: str
     home: Path
+    cookies: dict[str, str] = field(default_factory=dict)
 
     @property
     def base(self) -> str:
@@ -25,9 +27,17 @@ class Server:
 
     def client(self) -> "httpx.Client":
         """A program with the cookie of the one browser, which sends the right origin."""
-        client = httpx.Client(base_url=self.base, headers={"origin": self.base}, timeout=120)
-        assert client.get(self.address).status_code == 303
+        origin = {"origin": self.base}
+        client = httpx.Client(base_url=self.base, headers=origin, cookies=self.cookies, timeout=120)
+        if not self.cookies:
+            assert client.get(self.address).status_code == 303
+            self.cookies |= client.cookies
         return client
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(120)
+        self.process.stdout.close()
 
 
 def start(home: Path) -> Server:
@@ -49,6 +59,19 @@ def serve(tmp_path):
 
     yield begin
     for server in started:
-        server.process.terminate()
-        server.process.wait(120)
-        server.process.stdout.close()
+        server.end()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    server = start(tmp_path_factory.mktemp("app") / "home")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def server(shared):
+    """One for all tests that start no study; they find its home empty."""
+    for study in shared.home.glob("*"):
+        shutil.rmtree(study)
+    return shared

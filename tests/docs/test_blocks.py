@@ -10,16 +10,18 @@ the command. Commands between real sites are run by ``tests/sites``, those on ra
 from __future__ import annotations
 
 import functools
-import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from typer.testing import CliRunner
+
+from abps.cli.main import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -83,21 +85,11 @@ def folder(tmp_path_factory) -> Path:
     return place
 
 
-def abps(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "abps", *words[1:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "COLUMNS": "240", "NO_COLOR": "1", "TERM": "dumb"},
-    )
-
-
 @functools.cache
 def help_of(*words: str) -> str:
-    done = abps(ROOT, ["abps", *words, "--help"])
-    return done.stdout if done.returncode == 0 else ""
+    wide = {"COLUMNS": "240", "NO_COLOR": "1", "TERM": "dumb"}
+    done = CliRunner(env=wide).invoke(app(), [*words, "--help"])
+    return done.stdout if done.exit_code == 0 else ""
 
 
 ALL = [(page, words) for page in PAGES for words in commands(page)]
@@ -137,24 +129,26 @@ def test_the_guides_have_commands():
 @pytest.mark.parametrize(
     ("page", "words"), QUICK, ids=[f"{page.stem}-{k}-{words[1]}" for k, (page, words) in enumerate(QUICK)]
 )
-def test_quick_commands_run(folder, page, words):
+def test_quick_commands_run(folder, page, words, monkeypatch, capsys):
     place = folder / page.stem  # what one page writes is not in another's way
     if not place.exists():
         place.mkdir()
         for file in folder.iterdir():
             if file.is_file():
                 (place / file.name).symlink_to(file)
-    done = abps(place, [*words, *QUICKLY.get(words[1], [])])
-    assert done.returncode == 0, f"{page.name}: {' '.join(words)}: {done.stderr[-800:]}"
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("sys.path", [*sys.path])  # the command adds its folder
+    with pytest.raises(SystemExit) as ended:
+        main([*words[1:], *QUICKLY.get(words[1], [])])
+    assert not ended.value.code, f"{page.name}: {' '.join(words)}: {capsys.readouterr().err[-800:]}"
 
 
 PYTHON = [page for page in PAGES if any(language == "python" for language, _ in blocks(page))]
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.stem)
-def test_python_blocks_run(folder, page):
-    code = "\n".join(text for language, text in blocks(page) if language == "python")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, f"{page.name}: {done.stderr[-1500:]}"
+def test_python_blocks_run(folder, page, monkeypatch, tmp_path):
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text("\n".join(text for language, text in blocks(page) if language == "python"))
+    monkeypatch.chdir(folder)
+    runpy.run_path(str(script), run_name="__main__")
