@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
@@ -76,6 +77,15 @@ def write_secret(path: Path, text: str) -> None:
 def as_json(value: Any) -> str:
     """JSON as it is written to files: keys in the order given, no NaN (JSON has none)."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """Plain data for JSON: tuples as lists, and null for what is no finite number."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, value: Any) -> None:

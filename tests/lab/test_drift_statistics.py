@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.spatial import distance
 
+from abps.evaluate.verdicts import holm
 from abps.lab import drift_statistics as divergence
 
 
@@ -49,7 +50,7 @@ def test_outlier_rule_by_hand() -> None:
 
 @given(st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=12))
 def test_holm_step_by_step(p: list[float]) -> None:
-    adjusted = divergence.holm(p)
+    adjusted = holm(p)
     left = sorted((v, i) for i, v in enumerate(p) if not math.isnan(v))
     running = 0.0
     for step, (value, i) in enumerate(left):

@@ -211,7 +211,8 @@ def rehearse(
     from abps.cli.site_command import own_file, study_store
     from abps.fitted.handover import check_new
     from abps.lab import rehearsal
-    from abps.report.site_page import job_page, site_report
+    from abps.report.document import render
+    from abps.report.site_page import site_report
     from abps.sites.flare.app import RESULT
 
     settings, rounds = study_settings(method, set_, rounds)
@@ -237,7 +238,8 @@ def rehearse(
         auroc = "not defined" if left.auroc is None else f"{left.auroc:.3f}"
         progress(f"{name}: AUROC {auroc} on its own test rows; {left.page}")
     page_path, title = out / "report.html", f"A rehearsal with {len(rows)} hospitals"
-    files.write_text(page_path, job_page(done.outcome.report, title, rows, done.took))
+    page = render("job.html", title=title, report=done.outcome.report, sites=rows, took=done.took)
+    files.write_text(page_path, page)
     summary = {"page": str(page_path), "status": done.outcome.status, "sites": rows, "took": done.took}
     emit(as_json, summary, f"wrote {page_path}")
 

@@ -1,8 +1,7 @@
 """Charlson comorbidities from ICD-9 and ICD-10 codes.
 
-A code belongs to a category if it begins with one of the category's prefixes, within its own ICD
-version. Codes are text without dots; a leading zero is part of the code (07070 is hepatitis, 7070 a
-pressure ulcer).
+A code belongs to a category if it begins with one of its prefixes, within its ICD version. Codes are text
+without dots; a leading zero is part of the code (07070 is hepatitis, 7070 a pressure ulcer).
 """
 
 import re
@@ -37,7 +36,6 @@ class CharlsonTable:
 
 @cache
 def table() -> CharlsonTable:
-    """The shipped table."""
     return msgspec.convert(shipped("charlson"), CharlsonTable, str_keys=True)
 
 
@@ -77,8 +75,7 @@ def present(coded: pl.DataFrame) -> pl.DataFrame:
 def flags(found: pl.DataFrame | None, stays: pl.Series, choice: str) -> pl.DataFrame:
     """One row of 0/1 comorbidities for every stay, in the order given.
 
-    found: (stay, category), as :func:`present` has them; None: nobody looked, and all are unknown, which is
-    not the same as healthy.
+    found: (stay, category), as :func:`present` has them; None: nobody looked, and all are unknown.
     """
     result = pl.DataFrame({"stay": stays})
     for name, parts in table().columns(choice).items():
@@ -112,10 +109,8 @@ _ENOUGH = 300
 
 
 def lost_zeros(codes: pl.DataFrame) -> list[str]:
-    """A warning if ICD-9 codes have lost their leading zeros (a spreadsheet read them as numbers).
-
-    codes: columns icd_code (undotted text) and icd_version, one row per coded diagnosis or per code.
-    """
+    """A warning if ICD-9 codes (undotted icd_code, icd_version) have lost their leading zeros to a
+    spreadsheet."""
     numeric = codes.filter(
         (pl.col("icd_version") == 9) & pl.col("icd_code").str.contains(r"^\s*[0-9]+\s*$")
     ).select(pl.col("icd_code").str.strip_chars())

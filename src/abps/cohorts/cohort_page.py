@@ -23,7 +23,6 @@ MOST_CENTERS = 60
 
 
 def report(cohort: Cohort, title: str) -> str:
-    """The whole page as HTML."""
     label, center, table = cohort.roles.label, cohort.roles.center, cohort.table
     features = [c.name for c in cohort.dictionary if c.role == "feature"]
     centers = partition.center_lines(table, label, center, features)
@@ -88,12 +87,10 @@ def next_command(made: Cohort, out: Path) -> str:
 
 
 def flow_svg(steps: Sequence[Step], label: str) -> str:
-    """The flow of exclusions as a drawing."""
     return render("cohort_flow.svg", steps=steps, word=tidy.positives_word(label)).strip()
 
 
 def _rates(lines: list[partition.CenterLine], overall: float) -> Figure:
-    """Rate and interval per center, as horizontal bars of uncertainty."""
     drawn = blank(7.6, max(1.6, 0.6 + 0.17 * len(lines)))
     axes = drawn.subplots()
     y = np.arange(len(lines))[::-1]
@@ -111,7 +108,6 @@ def _rates(lines: list[partition.CenterLine], overall: float) -> Figure:
 def _grid(
     values: np.ndarray[Any, Any], rows: list[str], columns: list[str], cmap: str, low: float, high: float
 ) -> Figure:
-    """A heat map, features down, centers across."""
     drawn = blank(max(4.5, min(9.5, 2.6 + 0.22 * len(columns))), max(1.8, 1.0 + 0.15 * len(rows)))
     axes = drawn.subplots()
     # one embedded image: as paths, thousands of cells would make the page several megabytes
@@ -125,7 +121,6 @@ def _grid(
 
 
 def _by_center(table: pl.DataFrame, center: str, names: list[str], values: pl.Expr) -> pl.DataFrame:
-    """One row of aggregated values per center, by name."""
     key = pl.col(center).cast(pl.String).fill_null("unknown").alias("center")
     return table.group_by(key).agg(values).filter(pl.col("center").is_in(names)).sort("center")
 

@@ -1,12 +1,8 @@
 """DuckDB as a bounded pipe: CSV of any size in, small typed tables out.
 
-Every table is found by its name, read by the names of its columns (so an extra column in the next
-release does no harm), and every failure of the files becomes one sentence about the file: the line and
-the column, never what a patient's row says.
-
-Times are wall-clock times without an offset, and the connection's own clock is UTC, so the machine's
-time zone changes nothing. A time with an offset in a CSV file is refused: releases of DuckDB disagree
-about what it means.
+Tables are found by name and read by the names of their columns. A failure of the files becomes one sentence:
+the file, line and column, never what a patient's row says. Times are wall-clock times without an offset; a
+time with an offset is refused, because releases of DuckDB disagree about what it means.
 """
 
 import csv
@@ -53,14 +49,11 @@ class CsvTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns' names in lower case."""
         return tuple(column.strip().lower() for column in self.columns)
 
     def scan(self, types: Mapping[str, str]) -> str:
-        """SQL that reads the columns in ``types`` (name in lower case -> SQL type); others stay unread.
-
-        Column names come out in lower case. A value that is not of its type is an error, not a null.
-        """
+        """SQL that reads the columns in ``types`` (name in lower case -> SQL type). A value that is not of
+        its type is an error, not a null."""
         declared = ", ".join(
             f"{quoted(column)}: {quoted(types.get(column.strip().lower(), 'VARCHAR'))}"
             for column in self.columns
@@ -88,7 +81,6 @@ def or_refuse(value: str, tried: str, kind: str, where: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -119,7 +111,6 @@ def folder_of(root: Path, needs: str, what: str) -> Path:
 
 
 def open_table(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable:
-    """A table that must be there, with the columns that it must have."""
     table = open_optional(root, name, columns)
     if table is None:
         present = sorted(p.name for p in (root / name).parent.glob("*.csv*"))
@@ -222,7 +213,6 @@ class DuckSession:
             self._connection.execute(setting)
 
     def close(self) -> None:
-        """Release the connection."""
         self._connection.close()
 
     def execute(self, sql: str, what: str, files: tuple[Path, ...] = ()) -> None:
@@ -269,7 +259,6 @@ class DuckSession:
         return f"read_parquet({quoted(str(path))})"
 
     def table(self, name: str, frame: pl.DataFrame) -> None:
-        """Make a frame a table of the connection."""
         path = self._folder / f"{name}.parquet"
         write_with(path, frame.write_parquet)
         self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS FROM read_parquet({quoted(str(path))})")
@@ -310,7 +299,6 @@ class DuckSession:
 
 @contextmanager
 def session(progress: Progress = silent) -> Iterator[DuckSession]:
-    """A connection that leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="abps-cohort-") as temporary:
         opened = DuckSession(Path(temporary), progress)
         try:
@@ -345,10 +333,8 @@ def _what_is_wrong(text: str) -> str:
 
 
 def as_list(values: tuple[Any, ...]) -> str:
-    """Values as an SQL list of literals."""
     return "[" + ", ".join(quoted(v) if isinstance(v, str) else str(v) for v in values) + "]"
 
 
 def numbers(values: Iterable[int]) -> str:
-    """Whole numbers with commas between, as in an SQL list."""
     return ", ".join(map(str, values))

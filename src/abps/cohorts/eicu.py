@@ -1,10 +1,9 @@
 """eICU Collaborative Research Database: unit stays of many hospitals, each hospital a center.
 
-Hospital mortality from the first 24 hours in the unit. Vitals come from vitalPeriodic and
-vitalAperiodic where they are present, the acute physiology of the first day from apacheApsVar, and
-comorbidities from what was written down by 24 hours (pastHistory, diagnosis, apachePredVar). Of a stay
-that was over earlier, what was entered by unit discharge counts: some entries come later, even after
-death, and would leak from the end of the stay.
+Hospital mortality from the first 24 hours in the unit: vitals from vitalPeriodic and vitalAperiodic, acute
+physiology from apacheApsVar, comorbidities from what was written down by 24 hours (pastHistory, diagnosis,
+apachePredVar). Of a stay that was over earlier, what was entered by unit discharge counts: some entries come
+later, even after death, and would leak from the end of the stay.
 """
 
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class EicuOptions(FirstDayOptions):
     """Ages are unset by default: eICU's own inclusion.  min_hours, clock: as in MIMIC-IV.
 
     The first stay is that of the earliest year of hospital discharge, the first unit visit, then the lowest
-    number: the release says no more.
+    number.
     """
 
     min_hours: float = 0
@@ -121,7 +120,6 @@ class _Tables:
 
 
 def build(root: Path, options: EicuOptions | None = None, progress: Progress = silent) -> Cohort:
-    """Make the cohort from the folder with eICU's tables."""
     options = options or EicuOptions()
     root = Path(root)
     tables, warnings = _open(root, options)
@@ -251,7 +249,6 @@ def _vitals(duck: DuckSession, tables: _Tables) -> vitals.FirstDay:
 
 
 def _physiology(duck: DuckSession, tables: _Tables) -> pl.DataFrame:
-    """The acute physiology of the first day, one row per stay."""
     if "aps" not in tables.found:
         return pl.DataFrame(schema={"stay": pl.Int64} | {name: pl.Float64 for name, _ in APS.values()})
     table = tables.found["aps"]

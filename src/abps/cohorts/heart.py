@@ -34,7 +34,6 @@ _CATEGORIES = ("cp", "restecg", "slope", "thal")
 
 
 def build(root: Path, _options: object = None, progress: Progress = silent) -> Cohort:
-    """One table from the four processed.*.data files."""
     root = Path(root)
     paths = [root / f"processed.{name}.data" for name in HOSPITALS]
     parts = []

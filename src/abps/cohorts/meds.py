@@ -1,10 +1,9 @@
 """The cohort of ICU stays from MEDS events (Parquet): hospital death, as from MIMIC-IV's own tables.
 
-A map says which codes carry what; one for MIMIC-IV is shipped, another is a JSON file of a page. MEDS has
-no stay identifiers, so an event belongs to the stay during which it happened; between two stays of one
-subject it belongs to the nearer one. Laboratory values go by their time alone. A discharge ends the last
-admission before it; an admission that is followed by another one before any discharge has none. Sex, race
-and insurance are what was on record in time.
+A map says which codes carry what; one for MIMIC-IV is shipped. MEDS has no stay identifiers: an event belongs
+to the stay during which it happened, else to the nearer one; laboratory values go by their time alone. A
+discharge ends the last admission before it; an admission followed by another one before any discharge has
+none.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class _Events:
 
 
 def build(source: Path, options: MedsOptions | None = None, progress: Progress = silent) -> Cohort:
-    """Make the cohort from MEDS events."""
     options = options or MedsOptions()
     codes = read_map(options.map_file)
     paths = find_events(source)
@@ -211,7 +209,6 @@ class CodeMap:
 
     @property
     def inputs(self) -> set[str]:
-        """What there is beyond the vitals."""
         return {name for name in ("labs", "gcs", "urine") if getattr(self, name)}
 
 
@@ -262,7 +259,6 @@ def find_events(source: Path) -> list[Path]:
 
 
 def events_sql(paths: list[Path]) -> str:
-    """SQL that reads event files: subject_id, time, code, value."""
     value = check_columns(paths)
     listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
     # identifiers without a sign are joined with those that have one
@@ -378,10 +374,8 @@ def hospital_stays(events: _Events, codes: CodeMap) -> pl.DataFrame:
 def ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     """Every start with the first end after it, unless another start of the patient comes before that end.
 
-    Adds when the next start is (``next_`` and the name of the start's time).
-
     starts and ends: patient, a time (the second column), and one more. An end at the very moment of a start
-    is the end of the one before (a transfer).
+    is that of the one before (a transfer). Adds the next start (``next_`` and the name of the start's time).
     """
     begun, over = starts.columns[1], ends.columns[1]
     paired = (

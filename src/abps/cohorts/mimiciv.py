@@ -1,12 +1,9 @@
-"""MIMIC-IV v2.2 to v3.1 as distributed: in-hospital mortality from the first day in the ICU.
+"""MIMIC-IV v2.2 to v3.1 as distributed: in-hospital mortality from the first day in the ICU, one row per ICU
+stay of an adult.
 
-One row per ICU stay of an adult. Demographics and admission context from ``hosp``, vitals from
-``icu/chartevents`` (streamed, in bounded memory), Charlson comorbidities from ``hosp/diagnoses_icd``.
-
-The diagnoses of an admission are coded after discharge: used for a prediction at 24 hours they leak
-from the future. ``diagnoses`` says which to use: ``this`` admission's (as the paper does), those of
-``earlier`` admissions only (known in time), or ``none``. With the clock ``storetime`` a value counts only
-if it was also stored by the end of the window, as a model at the bedside would see it.
+The diagnoses of an admission are coded after discharge: for a prediction at 24 hours they leak from the
+future. ``diagnoses``: ``this`` admission's (as the paper does), those of ``earlier`` ones only, or ``none``.
+With the clock ``storetime`` a value counts only if it was also stored by the end of the window.
 """
 
 from dataclasses import dataclass
@@ -46,8 +43,6 @@ _ICUSTAYS = ("subject_id", "hadm_id", "stay_id", "first_careunit", "intime", "ou
 
 @dataclass(frozen=True, kw_only=True)
 class MimicOptions(StayOptions):
-    """The options of all ICU stays, the least length of one, and the clock."""
-
     min_hours: float = 0
     clock: str = "charttime"
 
@@ -75,7 +70,6 @@ class _Tables:
         return "value" in self.chartevents.names
 
     def events(self, table: CsvTable, types: dict[str, str]) -> str:
-        """SQL that reads a table of events as ``e``."""
         return f"{table.scan(types | ({'storetime': 'TIMESTAMP'} if self.stored else {}))} e"
 
     @property
@@ -85,7 +79,6 @@ class _Tables:
 
 
 def build(root: Path, options: MimicOptions | None = None, progress: Progress = silent) -> Cohort:
-    """Make the cohort from the folder that holds ``hosp`` and ``icu``."""
     options = options or MimicOptions()
     tables, absent = _open(Path(root), options)
     inputs = physiology.inputs_of(options.groups)
@@ -192,9 +185,9 @@ def _stays(duck: DuckSession, tables: _Tables) -> Flow:
 def era_of_stay() -> dict[str, pl.Expr]:
     """The three-year era of the ICU admission, and whether it is certain.
 
-    The release gives the true years of a patient's anchor year only (``anchor_year_group``, three years).
-    A stay so many years later lies in the three true years so much later; these lie in one era or in two.
-    The era is the one with their middle year, which holds all three or two of them.
+    The release gives the true years of a patient's anchor year only (``anchor_year_group``, three years). A
+    stay so many years later lies in the three true years so much later; its era is the one with their middle
+    year.
     """
     first = pl.col("anchor_year_group").str.extract(r"^\s*(\d{4})\s*-\s*\d{4}\s*$").cast(pl.Int32)
     later = pl.col("intime").dt.year() - pl.col("anchor_year")
@@ -291,7 +284,6 @@ _SECONDS = "CAST(date_diff('second', s.intime, {}) AS BIGINT)"
 
 
 def _items(duck: DuckSession, name: str, items: list[tuple[int, str]]) -> None:
-    """A table of item numbers and what they are."""
     schema = {"itemid": pl.Int32, "signal": pl.String}
     duck.table(name, pl.DataFrame(items, schema=schema, orient="row"))
 

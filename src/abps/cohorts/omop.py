@@ -1,8 +1,7 @@
 """OMOP CDM 5.3 and 5.4: the same cohort from the common data model, hospital death of ICU stays.
 
-An ICU stay is a visit detail of an intensive-care concept; its hospital stay is the visit it belongs to.
-Concepts and units are a shipped map: values in another known unit are converted, values in an unknown
-unit are left out and counted.
+An ICU stay is a visit detail of an intensive-care concept, its hospital stay the visit it belongs to. By a
+shipped map values in another known unit are converted; those in an unknown unit are left out and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class OmopOptions(StayOptions):
 
 
 def build(place: Path, options: OmopOptions | None = None, progress: Progress = silent) -> Cohort:
-    """Make the cohort from a DuckDB file or a folder of CDM tables."""
     options = options or OmopOptions()
     with session(progress) as duck:
         cdm = open_cdm(duck, place, TABLES)
@@ -138,7 +136,6 @@ def _visits(duck: DuckSession, cdm: Cdm) -> pl.DataFrame:
 
 
 def _stays(duck: DuckSession, cdm: Cdm) -> Flow:
-    """ICU stays with outcome, age, sex and race, and who is left out."""
     words, raw = shipped("omop"), _visits(duck, cdm)
     dead_words = "|".join(words["died_words"])
     said = pl.col("left_to").str.to_uppercase().str.contains(dead_words)
@@ -176,10 +173,8 @@ def _stays(duck: DuckSession, cdm: Cdm) -> Flow:
 
 
 def _measurements(duck: DuckSession, cdm: Cdm) -> tuple[str, list[str]]:
-    """One pass over measurement, kept in a file: SQL with stay, moment, signal, value; and warnings.
-
-    What is booked on an ICU stay belongs to it; other values, and all of the laboratory, go by their time.
-    """
+    """One pass over measurement, kept in a file: SQL with stay, moment, signal, value; and warnings. What is
+    booked on an ICU stay belongs to it; other values, and all of the laboratory, go by their time."""
     table = cdm.need("measurement", "person_id", "measurement_concept_id", "value_as_number")
     words = shipped("omop")
     codes = [(c, signal, False) for signal, many in (words["vitals"] | words["gcs"]).items() for c in many]
@@ -310,10 +305,8 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class CdmTable:
-    """One table: SQL that reads it, its columns in lower case (SQL does not tell cases apart), and its file.
-
-    text: its cells are text, as in a CSV file.  No columns: the table is absent.
-    """
+    """SQL that reads a table, its columns in lower case, and its file.  text: its cells are text, as in a CSV
+    file.  No columns: the table is absent."""
 
     sql: str
     columns: tuple[str, ...]
@@ -321,7 +314,6 @@ class CdmTable:
     text: bool = False
 
     def number(self, name: str, kind: str = "BIGINT") -> str:
-        """A column as a number; null where the table has none."""
         if name not in self.columns:
             return f"CAST(NULL AS {kind})"
         if not self.text:
@@ -359,13 +351,10 @@ class CdmTable:
 
 @dataclass(frozen=True)
 class Cdm:
-    """A place with CDM tables, by lower-case name."""
-
     place: Path
     tables: dict[str, CdmTable]
 
     def need(self, name: str, *columns: str) -> CdmTable:
-        """A table that must be there, with columns that it must have."""
         table = self.tables.get(name)
         if table is None:
             raise RequestError(
@@ -387,7 +376,6 @@ class Cdm:
 
     @property
     def files(self) -> list[Path]:
-        """The files, each once."""
         return sorted({t.path for t in self.tables.values()})
 
 
@@ -418,7 +406,6 @@ def open_cdm(duck: DuckSession, place: Path, wanted: tuple[str, ...]) -> Cdm:
 
 
 def _file(folder: Path, name: str) -> CdmTable | None:
-    """The file of a table: NAME or name with .parquet, .csv.gz or .csv."""
     paths = (
         folder / f"{n}{suffix}" for suffix in (".parquet", ".csv.gz", ".csv") for n in (name, name.upper())
     )

@@ -1,8 +1,8 @@
-"""From a tidy table to centers: by columns, by label skew (Dirichlet), or at random (IID).
+"""From a tidy table to centers (``center``, perhaps ``group``): by columns, by label skew (Dirichlet), or at
+random.
 
-A partition adds the column ``center`` and, where centers lie inside something larger, ``group``. What
-happens to cells that are too small to train and test on is one explicit rule, and every cell that it
-leaves out is listed with its reason.
+Cells that are too small to train and test on follow one rule, and each that is left out is listed with its
+reason.
 """
 
 import re
@@ -31,10 +31,8 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class CellRule:
-    """A cell becomes a center if it has so many stays, and so many with and without the outcome.
-
-    Three of each, by default: with fewer, training, validation and test cannot all have one.
-    """
+    """A cell becomes a center if it has so many stays, and so many with and without the outcome: three of
+    each by default, so that training, validation and test can all have one."""
 
     min_stays: int = 50
     min_positives: int = 3
@@ -48,7 +46,6 @@ class CellRule:
             raise RequestError("the smallest numbers of stays and positives cannot be below 0")
 
     def reason(self, stays: int, positives: int) -> str:
-        """Why a cell is too small; empty if it is not."""
         for least, found, what in (
             (self.min_stays, stays, "stays"),
             (self.min_positives, positives, "positive stays"),
@@ -63,8 +60,8 @@ class CellRule:
 class Recipe:
     """How to divide. by: columns, or ``window:2y`` for windows of the time column.
 
-    dirichlet (its alpha) or iid divide further at random into ``centers`` parts; with ``by`` too, each cell
-    gets an equal number of them. only: column -> the values to keep, before anything else.
+    dirichlet (its alpha) or iid divide further at random into ``centers`` parts; with ``by`` each cell gets
+    an equal number of them. only: column -> the values to keep, before anything else.
     """
 
     by: tuple[str, ...] = ()
@@ -76,7 +73,6 @@ class Recipe:
 
     @property
     def random(self) -> bool:
-        """Whether rows are drawn at random."""
         return self.dirichlet is not None or self.iid
 
     def __post_init__(self) -> None:
@@ -106,11 +102,9 @@ class Partition:
 
     @property
     def centers(self) -> int:
-        """How many centers there are."""
         return self.table["center"].n_unique()
 
     def summary(self) -> dict[str, Any]:
-        """The partition without its rows, ready for JSON."""
         return {
             "schema": "abps.partition/1",
             "recipe": asdict(self.recipe),
@@ -132,10 +126,8 @@ def divide(
     patient: str | None = None,
     time: str | None = None,
 ) -> Partition:
-    """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together.
-
-    A row whose patient is not known is drawn on its own.
-    """
+    """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together; a row
+    whose patient is not known is drawn on its own."""
     rule = rule or CellRule()
     _check(table, [label, *([patient] if patient else [])])
     _check_request(table, recipe, rule, label)
@@ -162,7 +154,6 @@ def divide(
 
 
 def _check_request(table: pl.DataFrame, recipe: Recipe, rule: CellRule, label: str) -> None:
-    """Refuse what contradicts the table or its label."""
     for name in ("center", "group"):
         if name in table.columns and name in recipe.by:
             raise RequestError(
@@ -236,10 +227,8 @@ def _cells(table: pl.DataFrame, by: tuple[str, ...], time: str | None) -> pl.Ser
 
 
 def _window(table: pl.DataFrame, years: int, time: str | None) -> pl.Series:
-    """The first year of each row's window. Windows begin at multiples of their width: 2110, 2112, …
-
-    So a stay is in the same window whatever other stays there are, in this release or the next.
-    """
+    """The first year of each row's window; windows begin at multiples of their width, so that a stay is in
+    the same window whatever other stays there are."""
     if years < 1:
         raise RequestError("a window has at least one year: window:1y")
     if time is None or time not in table.columns:
@@ -309,11 +298,8 @@ def _units(patient: pl.Series) -> NDArray[np.int64]:
 def random_parts(
     positive: NDArray[np.bool_], parts: int, alpha: float | None, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """(units,) the part of every unit.
-
-    alpha None: equal parts at random. Otherwise label skew: for each class, the parts' shares are drawn from
-    a symmetric Dirichlet distribution with this alpha.
-    """
+    """(units,) the part of every unit; alpha None: equal parts at random, else label skew: for each class the
+    parts' shares are drawn from a symmetric Dirichlet distribution."""
     part = np.empty(len(positive), dtype=np.int64)
     if alpha is None:
         part[rng.permutation(len(positive))] = np.arange(len(positive)) % parts
@@ -365,7 +351,6 @@ class CenterLine:
 
 
 def center_lines(table: pl.DataFrame, label: str, center: str, features: list[str]) -> list[CenterLine]:
-    """One line per center, by name."""
     gaps = pl.mean_horizontal(pl.col(features).is_null().cast(pl.Float64)) if features else pl.lit(0.0)
     grouped = table.group_by(pl.col(center).cast(pl.String).fill_null(UNKNOWN).alias("center")).agg(
         stays=pl.len(), positives=pl.col(label).cast(pl.Int64).sum(), missing=gaps.mean()

@@ -66,7 +66,6 @@ class Lab:
 
 @cache
 def labs() -> dict[str, Lab]:
-    """The shipped table of laboratory values, by name."""
     return {lab.lab: lab for lab in msgspec.convert(shipped("labs")["labs"], list[Lab])}
 
 
@@ -100,7 +99,6 @@ class Physiology:
 
 
 def empty_tables(duck: DuckSession) -> None:
-    """The three tables, without rows."""
     for table in (
         "measured (stay BIGINT, moment BIGINT, signal VARCHAR, value DOUBLE)",
         "given (stay BIGINT, starts BIGINT, ends BIGINT, drug VARCHAR, rate DOUBLE)",
@@ -178,11 +176,8 @@ def _totals(duck: DuckSession) -> pl.DataFrame:
 
 
 def _gcs(duck: DuckSession) -> pl.DataFrame:
-    """stay, gcs_min: the lowest sum; a part that was not charted is the last one of 6 hours, or normal.
-
-    Where the verbal answer is impossible (intubated: 0) the scale counts as 15: sedated patients are scored
-    as they were before sedation.
-    """
+    """stay, gcs_min: the lowest sum; a part that was not charted is the last one of 6 hours, or normal. Where
+    the verbal answer is impossible (intubated: 0) the scale counts as 15."""
     return duck.frame(
         f"""
         WITH base AS (
@@ -224,10 +219,8 @@ def _drugs(duck: DuckSession) -> pl.DataFrame:
 
 
 def _oxygen(duck: DuckSession) -> pl.DataFrame:
-    """stay, pf_ventilated, pf_other: the lowest PaO₂/FiO₂ (mmHg) with and without invasive ventilation.
-
-    The inspired fraction is the one given with the blood gas, or the last one charted in the 4 hours before.
-    """
+    """stay, pf_ventilated, pf_other: the lowest PaO₂/FiO₂ (mmHg) with and without invasive ventilation. The
+    inspired fraction is that of the blood gas, or the last one charted in the 4 hours before."""
     return duck.frame(
         f"""
         WITH gas AS (

@@ -47,7 +47,6 @@ class PhysionetOptions:
 
 
 def build(root: Path, options: PhysionetOptions | None = None, progress: Progress = silent) -> Cohort:
-    """Make the cohort from the folder with the sets (folders or tar archives) and the outcomes."""
     options = options or PhysionetOptions()
     root = Path(root)
     outcome_paths, set_paths = _find(root)
@@ -282,7 +281,6 @@ def _summaries(events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
 
 def _names() -> list[str]:
-    """The vitals and the laboratory values."""
     return [*vitals.VITALS, *(name for name, *_ in LABS.values())]
 
 

@@ -23,9 +23,7 @@ class NoOptions:
 @dataclass(frozen=True)
 class CohortRecipe:
     """How a cohort is made. options: the defaults, a frozen dataclass. build: (place, options, progress).
-
-    place, help: what to give as its source, and what the command line says about it.
-    """
+    place, help: what to give as its source, and what the command line says about it."""
 
     name: str
     about: str

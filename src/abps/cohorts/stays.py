@@ -23,10 +23,8 @@ CLOCKS = ("charttime", "storetime")
 @dataclass(frozen=True, kw_only=True)
 class FirstDayOptions:
     """charlson: 12 or 17 (or none) of the categories. min_age, max_age: both included; None: no limit.
-
-    features: groups of :data:`abps.cohorts.physiology.GROUPS` beyond the vitals. first_stay: leave out all
-    but a patient's first ICU stay.
-    """
+    features: groups of :data:`abps.cohorts.physiology.GROUPS` beyond the vitals. first_stay: a patient's
+    first ICU stay alone."""
 
     charlson: str = "12"
     min_age: float | None = None
@@ -35,7 +33,6 @@ class FirstDayOptions:
     first_stay: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no source knows, option by option."""
         physiology.parse_groups(self.features)
         charlson.table().columns(self.charlson)
         vitals.window_of(getattr(self, "window", "24h"))
@@ -45,12 +42,10 @@ class FirstDayOptions:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups of columns beyond the vitals."""
         return physiology.parse_groups(self.features)
 
     @property
     def when(self) -> str:
-        """The window in words."""
         return vitals.window_words(getattr(self, "window", "24h"))
 
 
@@ -122,10 +117,8 @@ def no_vitals(table: pl.DataFrame) -> tuple[int, list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class StayTable:
-    """What a source found.  flow: the exclusions.  table: their stays with vitals and comorbidities.
-
-    more: the columns beyond vitals, where some were asked for.
-    """
+    """What a source found.  flow: the exclusions.  table: stays with vitals and comorbidities.  more: further
+    columns."""
 
     flow: Flow
     table: pl.DataFrame

@@ -1,8 +1,5 @@
-"""A cohort: one tidy row per stay, with how it came to be.
-
-The table alone is not a cohort. With it go the flow of exclusions (who was left out, why, how many),
-the meaning of every column, and the source files it was made from with their sizes and hashes.
-"""
+"""A cohort: one tidy row per stay, with the flow of exclusions, the meaning of every column, and the source
+files it was made from."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A table on its way to a cohort, and the steps so far. Every step is one exclusion, with counts.
-
-    label: the column of 0 and 1 to count.
-    """
+    """A table on its way to a cohort, with one step per exclusion.  label: the column of 0 and 1 to count."""
 
     table: pl.DataFrame
     label: str
@@ -70,7 +64,6 @@ class Flow:
 
     @staticmethod
     def start(table: pl.DataFrame, what: str, label: str = "died", patient: str | None = "patient") -> Flow:
-        """Everything that the source holds."""
         return Flow(table, label, patient)._after(what, 0)
 
     def keep(self, condition: pl.Expr, why_out: str, always: bool = True) -> Flow:
@@ -89,11 +82,8 @@ class Flow:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """A finished cohort.
-
-    source: the recipe's name. recipe: its version; it changes whenever the same files would give another
-    table. files: what was read, in the order of reading. facts: counts worth keeping (values left out, …).
-    """
+    """A finished cohort.  source: the recipe's name.  recipe: its version, which changes whenever the same
+    files would give another table.  files: in the order of reading.  facts: counts worth keeping."""
 
     source: str
     recipe: str
@@ -153,15 +143,12 @@ def in_order(table: pl.DataFrame, dictionary: Sequence[Variable], by: str = "sta
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file that was read."""
-
     name: str
     bytes: int
     sha256: str
 
 
 def describe_files(paths: Iterable[Path], root: Path, progress: Progress = silent) -> tuple[SourceFile, ...]:
-    """Sizes and SHA-256 of files, named relative to the source's folder."""
     paths = list(paths)
     sizes = [path.stat().st_size for path in paths]
     described = []
@@ -175,12 +162,10 @@ def describe_files(paths: Iterable[Path], root: Path, progress: Progress = silen
 
 
 def versions() -> dict[str, str]:
-    """The versions of what makes the table."""
     return {package: metadata.version(package) for package in ("abps", "polars", "duckdb")}
 
 
 def of_cohort(cohort: Cohort) -> dict[str, Any]:
-    """Everything about a cohort except its rows, ready for JSON."""
     return {
         "schema": "abps.cohort/1",
         "source": cohort.source,

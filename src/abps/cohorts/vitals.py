@@ -1,11 +1,8 @@
-"""First-day vitals: seven signs, each as mean, lowest and highest of the window.
+"""First-day vitals: seven signs, each as mean, lowest and highest of the window, as in mimic-code.
 
-The recipe is mimic-code's: a value outside the sign's plausible range does not count, temperatures
-become °C, values charted at one moment are averaged first, and the summary is taken over moments.
-It is one SQL pass over the events, the same for every source.
-
-Sums are taken over whole billionths of a unit, so that the result does not depend on the order in
-which two threads meet the rows: the same files give the same bits.
+A value outside the sign's plausible range does not count, temperatures become °C, values charted at one
+moment are averaged first. Sums are taken over whole billionths of a unit, so that the result does not depend
+on the order in which threads meet the rows: the same files give the same bits.
 """
 
 from dataclasses import asdict, dataclass
@@ -60,25 +57,21 @@ class Signal:
 
 @cache
 def signals() -> dict[str, Signal]:
-    """The shipped table of signals, by name."""
     return {row["signal"]: Signal(**row) for row in shipped("vitals")["signals"]}
 
 
 def window_of(name: str) -> tuple[float, float] | None:
-    """The hours of a named window."""
     if name not in WINDOWS:
         raise RequestError(f"window={name!r}: choose one of {', '.join(WINDOWS)}")
     return WINDOWS[name]
 
 
 def window_words(name: str) -> str:
-    """A window in the words of a dictionary."""
     known = {"mimic-code": "6 h before to 24 h after ICU admission", "stay": "whole stay"}
     return known.get(name, f"first {name.removesuffix('h')} h")
 
 
 def columns() -> list[str]:
-    """The 21 column names, in order."""
     return [f"{vital}_{summary}" for vital in VITALS for summary in SUMMARIES]
 
 
@@ -93,10 +86,8 @@ def dictionary(when: str) -> list[Variable]:
 
 @dataclass(frozen=True, eq=False)
 class FirstDay:
-    """table: stay and the 21 columns, only stays with any value. dropped: vital -> values out of range.
-
-    counted: vital -> values used. other_unit: temperatures that look like the other unit.
-    """
+    """table: stay and the 21 columns, only stays with any value. dropped, counted: by vital, values out of
+    range and used. other_unit: temperatures that look like the other unit."""
 
     table: pl.DataFrame
     counted: dict[str, int]
@@ -104,7 +95,6 @@ class FirstDay:
     other_unit: int
 
     def warnings(self) -> list[str]:
-        """What a reader of the cohort should know about the values that did not count."""
         found = []
         if self.other_unit:
             found.append(
@@ -122,10 +112,8 @@ class FirstDay:
 
 
 def summarise(session: DuckSession, events: str, what: str, files: tuple[Path, ...] = ()) -> FirstDay:
-    """Summarise events that are already cut to the window.
-
-    events: SQL with columns stay, moment, signal (a name in :func:`signals`), value. One streaming pass.
-    """
+    """One streaming pass over events that are already cut to the window: SQL with columns stay, moment,
+    signal (a name in :func:`signals`), value."""
     session.table("signal_table", pl.DataFrame([asdict(s) for s in signals().values()]).drop("items"))
     long = session.spool(
         f"""

@@ -27,12 +27,11 @@ COLUMNS, DRAWS = 5, 60
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a federation looks like.
+    """What a federation looks like.  smallest, median, largest: rows of a hospital.
 
-    smallest, median, largest: rows of a hospital.  rate: of events; low_rate, high_rate: its 10th and 90th
-    percentile over hospitals.  intercept_sd: between hospitals, of log-odds given the columns.  slope_sd: of
-    coefficients of standardised columns.  slope_z: evidence that these differ, in deviations of the statistic
-    where they do not.
+    low_rate, high_rate: 10th and 90th percentile over hospitals of the rate of events. intercept_sd: between
+    hospitals, of log-odds given the columns. slope_sd: of coefficients of standardised columns. slope_z:
+    evidence that these differ, in deviations of the statistic where they do not.
     """
 
     federation: str
@@ -68,23 +67,12 @@ def anatomy(name: str, federation: Federation, seed: int = 11) -> Anatomy:
     strong = np.argsort(-np.abs(w[1:]) * rows.x.std(axis=0), kind="stable")[:COLUMNS]
     slope_sd, slope_z = _slopes(rows, w, variance, strong, seed)
     sizes, events = rows.sizes, np.array([part.sum() for part in np.split(rows.y, rows.start[1:-1])])
-    rates = np.quantile(events / np.maximum(sizes, 1), [0.1, 0.9])
+    low, high = np.quantile(events / np.maximum(sizes, 1), [0.1, 0.9]).tolist()
     return Anatomy(
-        name,
-        len(sizes),
-        int(sizes.sum()),
-        int(sizes.min()),
-        int(np.median(sizes)),
-        int(sizes.max()),
-        int(events.sum()),
-        float(events.sum() / sizes.sum()),
-        float(rates[0]),
-        float(rates[1]),
-        data.width,
-        float(np.sqrt(variance)),
-        slope_sd,
-        slope_z,
-    )
+        name, len(sizes), int(sizes.sum()), int(sizes.min()), int(np.median(sizes)), int(sizes.max()),
+        int(events.sum()), float(events.sum() / sizes.sum()), low, high, data.width,
+        float(np.sqrt(variance)), slope_sd, slope_z,
+    )  # fmt: skip
 
 
 def _slopes(rows: Rows, w: Floats, variance: float, strong: Ints, seed: int) -> tuple[float, float]:
@@ -112,8 +100,8 @@ def _slopes(rows: Rows, w: Floats, variance: float, strong: Ints, seed: int) -> 
 
 
 def _score(z: Floats, y: Floats, x: NDArray[np.float32], variance: float) -> tuple[Floats, Floats]:
-    """(k,) the score of a hospital's own coefficients at the common ones, its intercept taken out, and (k, k)
-    its information."""
+    """(k,) score of a hospital's own coefficients at the common ones, and (k, k) information; intercept taken
+    out."""
     chance = expit(z + own_intercept(LOGISTIC, y, z, 1.0 / variance))
     weight = np.maximum(chance * (1.0 - chance), 1e-9)
     centred = x - weight @ x / weight.sum()

@@ -43,9 +43,7 @@ BACKWARDS = ("sign-flip", "liar", "clique")
 @dataclass(frozen=True)
 class Attack:
     """share: of centers that attack, drawn by the seed.  strength: how many times as far a model is sent.
-
-    round: of the one huge message.
-    """
+    round: of the one huge message."""
 
     name: Name
     share: float = 0.2
@@ -95,8 +93,8 @@ class Attack:
     ) -> NDArray[Any]:
         """(n, shared) what leaves when attackers send something else.
 
-        sent: what honest centers would send.  before: models at the start of the round.
-        received: (n, shared) what each center last received, if anybody did.  start: (shared,).
+        sent: what honest centers would. before: models at the start of the round. received: what each last
+        received.
         """
         spoiled, pushed = sent.copy(), min(sent.shape[1], MOST_PUSHED)
         for i in np.flatnonzero(who).tolist():
@@ -125,10 +123,7 @@ class Attack:
 
 @dataclass(frozen=True, eq=False)
 class Attackers:
-    """An attack under way.
-
-    who: (n,) the attackers.  received: (n, shared) what each center last received.
-    """
+    """An attack under way.  who: (n,) attackers.  received: (n, shared) what each center last received."""
 
     attack: Attack
     who: NDArray[np.bool_]
@@ -143,7 +138,6 @@ class Attackers:
         return published
 
     def sent(self, sent: Weights, before: Weights | None, context: Context, t: int) -> Weights:
-        """(n, shared) what leaves the centers."""
         start = np.zeros(sent.shape[1], dtype=np.float32)
         known = min(len(start), len(context.learner.start))
         start[:known] = context.learner.start[:known]
@@ -151,7 +145,6 @@ class Attackers:
         return self.attack.on_sent(sent, then, self.received, start, self.who, context.seed, t, context.ids)
 
     def uploaded(self, values: NDArray[np.float64], context: Context, t: int) -> NDArray[np.float64]:
-        """(n, entries) what arrives at a coordinator."""
         sent, nothing = np.nan_to_num(values), np.zeros_like(values)
         keys = (context.seed, t, context.ids)
         spoiled = self.attack.on_sent(sent, nothing, nothing, nothing[0], self.who, *keys)
@@ -160,8 +153,7 @@ class Attackers:
         return np.where(np.isnan(values) & ~self.who[:, None], np.nan, spoiled)
 
     def arrived(self, sent: Weights, arrived: Weights) -> Weights:
-        """(n, shared) what receivers see: an honest codec has no way to write what is no number, an attacker
-        has."""
+        """(n, shared) what receivers see: only an attacker can write what is no number."""
         none = ~np.isfinite(sent).all(axis=1)
         if not none.any():
             return arrived
@@ -170,7 +162,6 @@ class Attackers:
         return seen
 
     def hear(self, arrived: Weights, to: Ints, by: Ints) -> Attackers:
-        """After a round: attackers keep what they received."""
         received = arrived.copy() if self.received is None else self.received.copy()
         received[to] = arrived[by]
         return replace(self, received=received)

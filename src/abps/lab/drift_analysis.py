@@ -1,9 +1,8 @@
 """Does the table change over time, and do its centers differ? The paper's Appendix A for any table.
 
-Vitals between two eras, mean and spread (Welch's t-test after an outlier rule as in the paper, and with
-errors clustered by center, which is what counts), the outcome between and within groups of centers
-(Jensen-Shannon divergence, with what sampling alone would give), and whether the windows that define
-centers follow the eras at all (Cramér's V, purity).
+Vitals between two eras (Welch's t-test as in the paper, and with errors clustered by center, which is what
+counts), the outcome between and within groups of centers (Jensen-Shannon divergence), and whether the windows
+that define centers follow the eras at all (Cramér's V, purity).
 """
 
 import math
@@ -18,6 +17,8 @@ from scipy.stats.contingency import crosstab
 from abps.cohorts import partition, vitals
 from abps.core.errors import RequestError, nearest
 from abps.evaluate.performance import share
+from abps.evaluate.verdicts import holm
+from abps.files import finite
 from abps.lab import drift_statistics as statistics
 
 #: Columns that hold the true era, where a source publishes one; the first that a table has is used.
@@ -29,11 +30,8 @@ MOST_COLUMNS = 12
 
 @dataclass(frozen=True)
 class Question:
-    """What to compare.
-
-    era: the column with eras; None: windows of ``window_years`` of the time column. between: the two eras
-    (None: the first and the last in order). deviations: the outlier rule, per era.
-    """
+    """era: the column with eras; None: windows of ``window_years`` of the time column.  between: the two eras
+    (None: the first and the last in order).  deviations: the outlier rule, per era."""
 
     label: str
     center: str | None = None
@@ -54,11 +52,11 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """One column between two eras. removed: values beyond the outlier rule, per era.
+    """One column between two eras.  removed: values beyond the outlier rule, per era.
 
     test, spread_test: Welch's t-test of the values, and of their distances from their era's median. mean,
-    spread: the same with errors clustered by center; None where the table names no center. Holm's adjustment
-    is over all columns, of the clustered tests where there are any.
+    spread: the same with errors clustered by center, where there is one. Holm's adjustment is over all
+    columns.
     """
 
     column: str
@@ -80,7 +78,6 @@ class Shift:
 
     @property
     def spread_p(self) -> float:
-        """The same for the spread."""
         return self.spread_test.p if self.spread is None else self.spread.p
 
     @property
@@ -91,8 +88,6 @@ class Shift:
 
 @dataclass(frozen=True)
 class EraLine:
-    """One era or window: stays, outcome rate and its interval."""
-
     name: str
     stays: int
     positives: int
@@ -117,7 +112,6 @@ class Drift:
     skipped: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For files and scripts; NaN becomes null."""
         content = {
             "schema": "abps.drift/2",
             "question": asdict(self.question),
@@ -145,20 +139,10 @@ class Drift:
             "outcome_js_nats": None if self.outcome is None else asdict(self.outcome),
             "window_era": None if self.association is None else asdict(self.association),
         }
-        finite: dict[str, Any] = _finite(content)
-        return finite
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return dict(finite(content))
 
 
 def analyse(table: pl.DataFrame, question: Question) -> Drift:
-    """Answer the question for a table of stays."""
     named = [question.label, question.center, question.group, question.time, question.era, *question.columns]
     for column in filter(None, named):
         if column not in table.columns:
@@ -186,11 +170,8 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
             f"nothing to compare between {between[0]} and {between[1]}: "
             + "; ".join(f"{column}: {reason}" for column, reason in skipped[:3])
         )
-    adjusted = statistics.holm([s.p for s in compared])
-    spread = statistics.holm([s.spread_p for s in compared])
-    shifts = [
-        replace(s, p_holm=float(p), spread_p_holm=float(q)) for s, p, q in zip(compared, adjusted, spread)
-    ]
+    adjusted, spread = holm([s.p for s in compared]), holm([s.spread_p for s in compared])
+    shifts = [replace(s, p_holm=p, spread_p_holm=q) for s, p, q in zip(compared, adjusted, spread)]
     window = None if question.time is None else _windows(table, question)
     association = None
     if window is not None and source != "window":
@@ -301,15 +282,11 @@ def _shift(
     away = [statistics.deviations(values) for values in kept]
     mean = spread = None
     if labels:
-        mean = statistics.clustered_difference(kept[0], kept[1], labels[0], labels[1])
-        spread = statistics.clustered_difference(away[0], away[1], labels[0], labels[1])
+        mean, spread = (statistics.clustered_difference(*values, *labels) for values in (kept, away))
         if mean.clusters < 2:  # one center: there is nothing to cluster by
             mean = spread = None
-    test, spread_test = statistics.welch(kept[0], kept[1]), statistics.welch(away[0], away[1])
-    everything = np.concatenate(kept)
-    edges = np.linspace(everything.min(), everything.max(), 41) if len(everything) else np.linspace(0, 1, 41)
-    if edges[0] == edges[-1]:
-        edges = np.linspace(edges[0] - 0.5, edges[0] + 0.5, 41)
+    test, spread_test = statistics.welch(*kept), statistics.welch(*away)
+    edges = np.histogram_bin_edges(np.concatenate(kept), 40)
     first, second = (np.histogram(values, edges)[0].astype(np.int64) for values in kept)
     js = math.nan
     if first.sum() and second.sum():
@@ -351,8 +328,5 @@ def _lines(era: pl.Series, label: pl.Series) -> tuple[EraLine, ...]:
         .agg(stays=pl.len(), positives=pl.col("label").sum())
         .sort("era")
     )
-    lines = []
-    for name, stays, positives in counted.iter_rows():
-        rate = share(positives, stays)
-        lines.append(EraLine(name, stays, positives, rate.value, rate.low, rate.high))
-    return tuple(lines)
+    rates = [(name, n, events, share(events, n)) for name, n, events in counted.iter_rows()]
+    return tuple(EraLine(name, n, events, r.value, r.low, r.high) for name, n, events, r in rates)

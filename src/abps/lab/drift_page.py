@@ -13,30 +13,22 @@ from abps.report.drawing import EARLY, LATE, QUIET, Drawing, blank, draw
 
 
 def draw_all(drift: Drift) -> dict[str, Drawing]:
-    """Every figure, by its name."""
     by = f"{drift.question.window_years}-year window" if drift.windows else "era"
-    drawn = [
-        draw(
-            "histograms",
-            "The two eras",
-            "Distribution in the two eras; dashed lines are the means.",
-            partial(histograms, drift),
-        ),
-        draw(
-            "rates",
-            "Does the outcome change?",
-            f"Share of {drift.question.label} with its 95 % Wilson interval, per {by}.",
-            partial(rates, drift),
-        ),
+    eras = "Distribution in the two eras; dashed lines are the means."
+    share = f"Share of {drift.question.label} with its 95 % Wilson interval, per {by}."
+    planned = [
+        ("histograms", "The two eras", eras, histograms),
+        ("rates", "Does the outcome change?", share, rates),
+        ("centers", "Centers", "Outcome rate of every center, by group.", centers),
     ]
-    if drift.centers:
-        caption = "Outcome rate of every center, by group."
-        drawn.append(draw("centers", "Centers", caption, partial(centers, drift)))
-    return {drawing.name: drawing for drawing in drawn}
+    return {
+        name: draw(name, title, caption, partial(make, drift))
+        for name, title, caption, make in planned
+        if name != "centers" or drift.centers
+    }
 
 
 def report(drift: Drift, drawings: Mapping[str, Drawing], title: str) -> str:
-    """The whole page as HTML."""
     return render(
         "drift.html",
         title=title,
@@ -84,7 +76,6 @@ def histograms(drift: Drift) -> Figure:
 
 
 def rates(drift: Drift) -> Figure:
-    """Outcome rate per window (or era) with its interval."""
     lines = drift.windows or drift.eras
     drawn = blank(8.4, 2.6)
     axes = drawn.subplots()
@@ -101,7 +92,6 @@ def rates(drift: Drift) -> Figure:
 
 
 def centers(drift: Drift) -> Figure:
-    """Every center's rate, one row per group."""
     grouped = len({group for _, group, _ in drift.centers}) < len(drift.centers)
     names = sorted({group for _, group, _ in drift.centers}) if grouped else ["all centers"]
     drawn = blank(8.4, max(1.4, 0.7 + 0.3 * len(names)))

@@ -1,9 +1,5 @@
-"""How two samples, two outcome distributions or two labellings differ.
-
-The statistics behind ``abps drift``: Welch's t-test with the outlier rule of the paper's Appendix A, the
-same comparison with cluster-robust errors, Jensen-Shannon divergence of outcomes between and within groups
-of centers, and the association of two partitions (Cramér's V, purity).
-"""
+"""The statistics behind ``abps drift``: Welch's t-test with the outlier rule of the paper's Appendix A, the
+same with cluster-robust errors, divergence of outcomes, and the association of two partitions."""
 
 import math
 from dataclasses import dataclass
@@ -53,22 +49,9 @@ def welch(first: ArrayLike, second: ArrayLike) -> Welch:
     return Welch(counts, (means[0], means[1]), (sds[0], sds[1]), t, df, p)
 
 
-def holm(p: ArrayLike) -> Floats:
-    """Holm's adjustment of several p-values; NaN (a test that was not defined) stays and does not count."""
-    values = np.asarray(p, dtype=np.float64)
-    adjusted = np.full(values.shape, np.nan)
-    defined = np.flatnonzero(~np.isnan(values))
-    order = defined[np.argsort(values[defined], kind="stable")]
-    factors = len(order) - np.arange(len(order))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
-    return adjusted
-
-
 def within_deviations(values: ArrayLike, deviations: float = 3.0) -> NDArray[np.bool_]:
-    """The outlier rule: True where a value is at most so many standard deviations from the mean.
-
-    One pass, mean and standard deviation (ddof 1) of all the values given, as in Appendix A.
-    """
+    """True where a value is at most so many standard deviations (ddof 1) from the mean; one pass, as in
+    Appendix A."""
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return np.ones(x.shape, dtype=np.bool_)
@@ -95,20 +78,17 @@ def clustered_difference(
 ) -> ClusteredDifference:
     """Compare the means of (n,) and (m,) values whose clusters are (n,) and (m,) labels.
 
-    Patients of one hospital resemble one another, so the unit that varies is the cluster: the standard error
-    is cluster-robust (Liang and Zeger 1986, with the usual small-sample factor) and judged by Student's t
-    with one degree of freedom less than there are clusters. With one value per cluster it is nearly Welch's
-    test. A cluster may have values in both samples; what they share then cancels.
+    Patients of one hospital resemble one another: the standard error is cluster-robust (Liang and Zeger 1986,
+    with the usual small-sample factor), judged by Student's t with one degree of freedom less than there are
+    clusters. A cluster may have values in both samples; what they share then cancels.
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     labels = np.concatenate([np.asarray(first_cluster), np.asarray(second_cluster)])
-    clusters = len(np.unique(labels))
-    nothing = ClusteredDifference(math.nan, math.nan, math.nan, max(0, clusters - 1), math.nan, clusters)
-    total = len(a) + len(b)
+    known, cluster = np.unique(labels, return_inverse=True)
+    clusters, total = len(known), len(a) + len(b)
     if min(len(a), len(b)) == 0 or clusters < 2 or total < 3:
-        return nothing
+        return ClusteredDifference(math.nan, math.nan, math.nan, max(0, clusters - 1), math.nan, clusters)
     gap = float(a.mean() - b.mean())
-    cluster = np.unique(labels, return_inverse=True)[1]
     # what every value adds to the error of the difference, summed inside its cluster
     pull = np.concatenate([(a - a.mean()) / len(a), -(b - b.mean()) / len(b)])
     sums = np.bincount(cluster, weights=pull, minlength=clusters)
@@ -145,8 +125,7 @@ def bernoulli_js(p: ArrayLike, q: ArrayLike) -> Floats:
 class OutcomeDivergence:
     """Mean pairwise divergence of the centers' outcome rates, in nats; NaN where there is no pair.
 
-    The noise is what centers of these sizes would show on average if all pairs had one and the same
-    rate: to first order (1/n₁ + 1/n₂)/8, whatever the rate.
+    The noise is what centers of these sizes would show with one rate: to first order (1/n₁ + 1/n₂)/8.
     """
 
     between: float
@@ -182,12 +161,9 @@ def outcome_divergence(rates: ArrayLike, sizes: ArrayLike, groups: ArrayLike) ->
 
 @dataclass(frozen=True)
 class Association:
-    """How well one labelling predicts another.
-
-    v: Cramér's V. v_corrected: with the chance part taken out (Bergsma). purity: the share of the most
-    frequent second label, mean over the first labels; chance_purity: what it would be on average if the
-    labels were dealt out at random. Small windows are pure by chance, so it is above the share in all rows.
-    """
+    """How well one labelling predicts another.  v: Cramér's V.  v_corrected: without its chance part
+    (Bergsma). purity: the share of the most frequent second label, mean over the first labels; chance_purity:
+    its mean if the labels were dealt out at random."""
 
     v: float
     v_corrected: float
@@ -203,11 +179,8 @@ DEALS = 4_000
 
 
 def chance_purity(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> float:
-    """The mean purity of rows of these sizes whose labels are dealt at random from (c,) ``columns``.
-
-    Each row is a draw without replacement; the expected share of its most frequent label depends on its size
-    alone, so it is drawn once per size. Always the same draws: a function of the counts.
-    """
+    """The mean purity of rows of these sizes whose labels are dealt at random from (c,) ``columns``: drawn
+    once per size, and always the same draws."""
     rng = streams.generator(0, "bootstrap", 0, streams.center_id("chance purity"))
     sizes, often = np.unique(rows[rows > 0], return_counts=True)
     expected = [

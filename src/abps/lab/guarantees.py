@@ -1,17 +1,13 @@
 """The guarantees of adaptive Bayesian partner selection, as functions that can be checked.
 
-Three statements about one center i and its candidate peers j. The observations of a peer are the
-clipped Shapley values phi_bar in [0, 1], their expectation is mu*, the belief is a Beta posterior.
+The observations of a peer are the clipped Shapley values phi_bar in [0, 1], their expectation is mu*, the
+belief is a Beta posterior. Theorem 1 (:func:`concentration`): how far the posterior mean can be from mu*.
+Theorem 2 (:func:`regret_bound`): what choosing partners by upper confidence bound costs. Lemma 1
+(:func:`negative_transfer_threshold`, :func:`rest_dominates`): when resting is best.
 
-* Theorem 1 (:func:`concentration`): how far the posterior mean can be from mu*.
-* Theorem 2 (:func:`regret_bound`): what choosing partners by upper confidence bound costs.
-* Lemma 1 (:func:`negative_transfer_threshold`, :func:`rest_dominates`): when resting is best.
-
-Some of what the original text says about them does not hold as printed. Each correction is a
-function here, so that it is shown by a number and not by a remark: the constant of the regret
-(:func:`leading_constant`), the gaps of several slots (:func:`slot_gaps`), the exploration that
-remains (:meth:`Epsilon.total`), what clipping does to the threshold (:func:`clipped_mean`), how
-late the score can reject at all (:func:`first_rejection`).
+Some of the original text does not hold as printed. Each correction is a function: the constant of the regret
+(:func:`leading_constant`), the gaps of several slots (:func:`slot_gaps`), the exploration that remains
+(:meth:`Epsilon.total`), clipping (:func:`clipped_mean`), the first rejection (:func:`first_rejection`).
 """
 
 import math
@@ -70,15 +66,11 @@ def concentration(
     prior: Prior = UNIFORM,
     at_all_times: bool = False,
 ) -> Concentration:
-    """Theorem 1: Hoeffding noise + pull of the prior + drift, for one count or an array of counts.
+    """Theorem 1: Hoeffding noise + pull of the prior + drift, for one count or an array of counts K.
 
-    ``count`` is the number K of observations, fixed in advance. A belief that is looked at after
-    every round has no fixed K: with ``at_all_times`` the failure probability is spent as
-    delta / (K (K + 1)), and the bound holds for all K together.
-
-    A *discounted* belief may be put in with its discounted count: weights w <= 1 have
-    sum(w^2) <= sum(w), so Hoeffding for the weighted mean is no wider than for sum(w) observations.
-    No observation (count 0) says nothing: the noise is infinite.
+    K is fixed in advance. A belief that is looked at after every round has no fixed K: with ``at_all_times``
+    the failure probability is spent as delta / (K (K + 1)), and the bound holds for all K together. A
+    *discounted* belief may be put in with its discounted count: weights w <= 1 have sum(w^2) <= sum(w).
     """
     a, b = prior
     k = np.asarray(count, np.float64)
@@ -97,11 +89,8 @@ def score(total: ArrayLike, count: ArrayLike, t: int, gamma: float = GAMMA, prio
 
 
 def lowest_ucb(t: int, gamma: float = GAMMA, prior: Prior = UNIFORM, value: float = 0.0) -> float:
-    """The score in round t of a peer that was met in every earlier round and always gave ``value``.
-
-    With value 0 no history of t - 1 rounds leads to a lower score, so this is how far down the
-    score *can* be: the acceptance threshold is out of reach while it lies above it.
-    """
+    """The score in round t of a peer that was met in every earlier round and always gave ``value``; with 0,
+    how far down the score *can* be."""
     return float(score((t - 1) * value, t - 1, t, gamma, prior))
 
 
@@ -133,17 +122,13 @@ Gaps = Literal["best", "slots"]
 
 @dataclass(frozen=True)
 class Epsilon:
-    """How often the first choice is swapped for a random peer.
-
-    ``constant``: value in every round. ``inv_sqrt_horizon``: min(1, value / sqrt T) in every round of
-    a run of T. ``c_over_t``: min(1, value / t) in round t.
-    """
+    """How often the first choice is swapped for a random peer: ``constant``: value. ``inv_sqrt_horizon``:
+    min(1, value / sqrt T) in a run of T rounds. ``c_over_t``: min(1, value / t) in round t."""
 
     schedule: EpsilonSchedule = "constant"
     value: float = 0.1
 
     def at(self, t: ArrayLike, horizon: float) -> Floats:
-        """The probability in round(s) t of a run of ``horizon`` rounds."""
         t = np.asarray(t, np.float64)
         if self.schedule == "constant":
             return np.full(t.shape, self.value)
@@ -161,8 +146,6 @@ class Epsilon:
 
 @dataclass(frozen=True)
 class RegretBound:
-    """Theorem 2 in its two parts, arrays of the shape of the horizons."""
-
     greedy: Floats
     explore: Floats
 
@@ -172,19 +155,15 @@ class RegretBound:
 
 
 def leading_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> float:
-    """What stands before ln T / gap.
-
-    The confidence radius is sqrt(c ln t / n) with c = 2 gamma^2, and the analysis of UCB1 gives 4 c.
-    The printed 8 is the case gamma = 1; the text's own gamma = sqrt 2 gives 16.
+    """What stands before ln T / gap: the confidence radius is sqrt(c ln t / n) with c = 2 gamma^2, and the
+    analysis of UCB1 gives 4 c. The printed 8 is the case gamma = 1; the text's own gamma = sqrt 2 gives 16.
     """
     return 8.0 if constant == "printed" else 8.0 * gamma**2
 
 
 def tail_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> float:
-    """What stands before each gap: 1 + 2 sum over t of t^(2 - 4 gamma^2), at most 1 + pi^2/3 if gamma >= 1.
-
-    Below gamma = sqrt(3)/2 the sum diverges: the analysis then proves nothing, and this is infinite.
-    """
+    """What stands before each gap: 1 + 2 sum over t of t^(2 - 4 gamma^2), at most 1 + pi^2/3 if gamma >= 1;
+    infinite below gamma = sqrt(3)/2, where the analysis proves nothing."""
     if constant == "printed" or gamma >= 1.0:
         return TAIL
     power = 4.0 * gamma**2 - 2.0
@@ -194,13 +173,10 @@ def tail_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> float:
 def slot_gaps(means: ArrayLike, slots: int, gaps: Gaps = "best") -> tuple[float, float]:
     """(factor of the leading constant times ln T, factor of the tail constant) for ``slots`` slots.
 
-    ``best``, as printed: slots * sum 1/gap and slots * sum gap, gaps to the best peer.
-
-    ``slots``: regret is counted against the best ``slots`` peers, and a peer just behind the last of
-    them is as hard to distinguish from *that* one; its gap to the very best says nothing about it. With
-    D_k the gap of peer j to the k-th best, the factor of j is 1/D_1 + sum_k D_k (1/D_k^2 - 1/D_(k-1)^2)
-    (the greedy argument for matroids: Kveton et al., Matroid bandits, UAI 2014), which is 1/gap for
-    one slot and at most 2/D_slots.
+    ``best``, as printed: slots * sum 1/gap and slots * sum gap, gaps to the best peer. ``slots``: regret is
+    counted against the best ``slots`` peers. With D_k the gap of peer j to the k-th best, the factor of j is
+    1/D_1 + sum_k D_k (1/D_k^2 - 1/D_(k-1)^2) (the greedy argument for matroids: Kveton et al., Matroid
+    bandits, UAI 2014), which is 1/gap for one slot and at most 2/D_slots.
     """
     mu = -np.sort(-np.asarray(means, np.float64))
     if gaps == "best":
@@ -230,8 +206,7 @@ def regret_bound(
 ) -> RegretBound:
     """Theorem 2 for candidate peers with true utilities ``means`` and one or many horizons T.
 
-    ``constant="printed", gaps="best"`` is the text's formula; ``constant="gamma"`` corrects the 8 to
-    8 gamma^2; ``gaps="slots"`` counts gaps to the slots that are filled (no difference for one slot).
+    ``constant="printed", gaps="best"`` is the text's formula; the others are the corrections.
     """
     mu = np.asarray(means, np.float64)
     t = np.asarray(horizon)
@@ -245,11 +220,8 @@ def regret_bound(
 def first_informative_round(
     means: ArrayLike, *, slots: int = 1, gamma: float = GAMMA, epsilon: Epsilon | None = None
 ) -> int | None:
-    """The first T at which Theorem 2 says more than "no round can lose more than the worst choice".
-
-    Before it, the bound is above slots * T * (largest gap to the top), which any policy satisfies.
-    None if that is not before 10^12 rounds.
-    """
+    """The first T at which Theorem 2 is below slots * T * (largest gap to the top), which any policy
+    satisfies; None if that is not before 10^12 rounds."""
     mu = -np.sort(-np.asarray(means, np.float64))
     worst = float(mu[:slots].sum() - mu[-slots:].sum())
 
@@ -279,11 +251,8 @@ def negative_transfer_threshold(phi_min: float = -0.1, phi_max: float = 0.1) -> 
 def clipped_mean(
     values: ArrayLike, weights: ArrayLike, phi_min: float = -0.1, phi_max: float = 0.1
 ) -> tuple[float, float]:
-    """(E[phi], E[phi_bar]) of a utility that takes ``values`` with probabilities ``weights``.
-
-    Shows what clipping does to the lemma: E[phi] < 0 and E[phi_bar] < c_neg are the same statement
-    only while every value lies between phi_min and phi_max.
-    """
+    """(E[phi], E[phi_bar]) of a utility that takes ``values`` with probabilities ``weights``: E[phi] < 0 and
+    E[phi_bar] < c_neg are the same only while every value lies between phi_min and phi_max."""
     v, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
     return float((v * w).sum()), float((clip_affine(v, phi_min, phi_max) * w).sum())
 
@@ -298,15 +267,14 @@ HELPFUL_YET_REJECTED: Final = ((-0.05, 0.70), (0.8, 0.2))
 def rest_dominates(expected: ArrayLike, slack: float = 0.0) -> bool:
     """Lemma 1: is resting strictly better than working with peers of these expected utilities E[phi]?
 
-    ``slack`` is the largest error of an estimated Shapley value: with it, every E[phi] must lie below
-    -slack. That every mu* lies below c_neg is not enough (E[phi] = -slack/2 is the counterexample).
+    ``slack``, the largest error of an estimated Shapley value: every E[phi] must lie below -slack. That every
+    mu* lies below c_neg is not enough (E[phi] = -slack/2 is the counterexample).
     """
     phi = np.asarray(expected, np.float64)
     return phi.size > 0 and bool((phi < -slack).all())
 
 
 def _harmonic(n: int) -> float:
-    """1 + 1/2 + ... + 1/n."""
     return float(digamma(n + 1.0) + np.euler_gamma)
 
 
@@ -315,10 +283,8 @@ def _harmonic(n: int) -> float:
 
 @dataclass(frozen=True)
 class Bandit:
-    """One setting: true utilities of the candidates, and how the center chooses.
-
-    accepts: the probability that a peer is free and willing in a round (1: always, as the analysis has it).
-    """
+    """True utilities of the candidates, and how the center chooses.  accepts: the probability that a peer is
+    free and willing in a round (1: always, as the analysis has it)."""
 
     means: tuple[float, ...]
     horizon: int
@@ -340,7 +306,6 @@ class BanditRun:
 
 
 def checkpoints(horizon: int, per_decade: int = 8) -> NDArray[np.int64]:
-    """Rounds from 10 to the horizon, evenly spaced on a logarithmic axis."""
     count = max(2, round(per_decade * np.log10(horizon / 10)) + 1)
     return np.unique(np.geomspace(10, horizon, count).round().astype(np.int64))
 

@@ -1,15 +1,11 @@
-"""``icu-synthetic``: intensive-care stays of many centers, made from a formula.
+"""``icu-synthetic``: intensive-care stays of many centers, made from a formula; no number was fitted to
+patients.
 
-A center is one care unit in one two-year window. The stays of a center follow its care unit's case
-mix; who dies follows a latent severity: what the features explain (the risk) plus what nothing
-explains (logistic noise), and the unit's share of stays with the highest severity dies. So the
-chance of death is logistic in the risk, and every unit has exactly its stated mortality.
-
-The risk has three clinically shaped parts: direct effects (age, comorbidity, the way of admission, a
-temperature that nobody charted), U-shaped effects (a vital sign may be too low or too high), and
-interactions (age with comorbidity, a fast pulse at low pressure, fast breathing at low saturation).
-Care units may differ in case mix and in risk; two knobs say how much, a third whether the two go
-together. No number here was fitted to patients.
+A center is one care unit in one two-year window. Stays follow the unit's case mix; who dies follows a latent
+severity, the risk that features explain plus logistic noise, and the unit's share of stays with the highest
+severity dies: every unit has exactly its stated mortality. The risk has direct effects (age, comorbidity,
+admission, a temperature that nobody charted), U-shaped effects of vital signs, and interactions. Units may
+differ in case mix and in risk; knobs say how much, and whether the two go together.
 """
 
 import json
@@ -165,7 +161,6 @@ class IcuSynthetic:
 
     @property
     def total_stays(self) -> int:
-        """Stays in all centers together."""
         return round(STAYS * self.centers / CENTERS) if self.stays is None else self.stays
 
     def generate(self) -> pl.DataFrame:
@@ -212,10 +207,8 @@ def _apportion(weights: Floats, total: int, least: int) -> NDArray[np.int64]:
 
 
 def _units(knobs: IcuSynthetic, groups: int) -> tuple[list[str], dict[str, Floats]]:
-    """Names of the care units and their profiles, (groups, k) arrays on an unbounded scale.
-
-    Beyond six, a unit repeats one of the six with a variation of its own.
-    """
+    """Names of the care units and their profiles, (groups, k) arrays on an unbounded scale. Beyond six, a
+    unit repeats one of the six with a variation of its own."""
     table = [UNITS[g % len(UNITS)] for g in range(groups)]
     names = [u.name if g < len(UNITS) else f"UNIT{g + 1}" for g, u in enumerate(table)]
     rng = _stream(knobs.seed, "further units")
@@ -235,10 +228,8 @@ def _units(knobs: IcuSynthetic, groups: int) -> tuple[list[str], dict[str, Float
 
 
 def _windows(knobs: IcuSynthetic, counts: list[int], volume: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """(n,) the window of every center, and its expected size.
-
-    Each unit has a cell in every window; where there are more cells than centers, its smallest are left out.
-    """
+    """(n,) the window of every center, and its expected size. Each unit has a cell in every window; where
+    there are more cells than centers, its smallest are left out."""
     rng = _stream(knobs.seed, "sizes")
     cells = max(WINDOWS, *counts)
     size = np.exp(volume + SIZE_SPREAD * rng.standard_normal((len(counts), cells)))
@@ -258,7 +249,6 @@ def _dealt(counts: list[int], rng: np.random.Generator) -> NDArray[np.int64]:
 
 
 def population_of(knobs: IcuSynthetic) -> Population:
-    """What each center's stays are drawn from."""
     n = knobs.centers
     counts = list(knobs.group_sizes) or [len(part) for part in np.array_split(np.arange(n), knobs.groups)]
     groups = len(counts)
@@ -357,11 +347,8 @@ def _choose(log_shares: Floats, center: NDArray[np.int64], u: Floats) -> NDArray
 
 
 def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Floats]:
-    """Stays of every center with who died, and (rows,) the risk behind it.
-
-    The risk is what the features explain, in log-odds up to a constant per stratum: no model can rank
-    the stays of a center better than it does.
-    """
+    """Stays of every center with who died, and (rows,) the risk behind it: what the features explain, in
+    log-odds up to a constant per stratum. No model can rank the stays of a center better."""
     center = np.repeat(np.arange(len(population.sizes)), population.sizes)
     rows = len(center)
     first = np.concatenate([[0], np.cumsum(population.sizes)[:-1]])
@@ -390,19 +377,11 @@ def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Flo
         route += np.array([_ROUTE[name].get(level, 0.0) for level in levels])[chosen]
 
     z, unstable, uncharted, charted = _draw_vitals(population.vitals[center], seed)
-    direct = np.column_stack(
-        [
-            age_z,
-            (sick - 0.2) / 0.4,
-            z,
-            unstable / math.hypot(SWING_SHARED, SWING_OWN),
-            (uncharted - 0.08) / 0.27,
-            (route - 0.1) / 0.9,
-        ]
-    )
-    risk = RISK_SPREAD * _common_risk(direct, z, age_z, sick) + np.einsum(
-        "rk,rk->r", direct, population.own[center]
-    )
+    swing = unstable / math.hypot(SWING_SHARED, SWING_OWN)
+    parts = (age_z, (sick - 0.2) / 0.4, z, swing, (uncharted - 0.08) / 0.27, (route - 0.1) / 0.9)
+    direct = np.column_stack(parts)
+    own = np.einsum("rk,rk->r", direct, population.own[center])
+    risk = RISK_SPREAD * _common_risk(direct, z, age_z, sick) + own
     severity = risk + _stream(seed, "unexplained").logistic(size=rows)
     died = _most_severe(severity, population.stratum[center], population.mortality)
     # The dead do not come back: the stay after a death belongs to somebody new.
@@ -428,11 +407,8 @@ def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Flo
 
 
 def _draw_vitals(shift: Floats, seed: int) -> tuple[Floats, Floats, NDArray[np.bool_], dict[str, pl.Series]]:
-    """Vitals of all stays: (rows, 7) standardised means and instability, (rows,) whether temperature is
-    uncharted, and the columns of the table.
-
-    shift: (rows, 7) of the mean, in standard deviations.
-    """
+    """Vitals of all stays, by shifts (rows, 7) of the mean in deviations: (rows, 7) standardised means and
+    instability, (rows,) whether temperature is uncharted, and the columns of the table."""
     rows = len(shift)
     rng = _stream(seed, "vitals")
     factors = rng.standard_normal((rows, 2))
@@ -441,9 +417,8 @@ def _draw_vitals(shift: Floats, seed: int) -> tuple[Floats, Floats, NDArray[np.b
     z[:, 3] = 0.47 * z[:, 1] + 0.62 * z[:, 2] + 0.25 * own[:, 3]
     z += shift
     # The day's mean, and extremes on either side of it, further away in the unstable.
-    unstable = (
-        rng.standard_normal((rows, 1)) * SWING_SHARED + rng.standard_normal((rows, len(VITALS))) * SWING_OWN
-    )
+    unstable = rng.standard_normal((rows, 1)) * SWING_SHARED
+    unstable = unstable + rng.standard_normal((rows, len(VITALS))) * SWING_OWN
     swing = VITAL_RANGE * np.exp(unstable)
     lean = 0.5 + LEAN * rng.standard_normal((rows, len(VITALS)))  # which side the day leaned to
     mean = np.clip(VITAL_MEAN + VITAL_SD * z, VITAL_LOWEST, VITAL_HIGHEST)

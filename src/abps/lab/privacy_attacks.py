@@ -1,23 +1,15 @@
 """What a partner can infer from what it receives: who was in a center's training rows, and what they have.
 
-The attacker is a partner: it knows the common start, receives a center's update as the wire carries it, and
-holds records of people, of whom it wants to know whether they were learned from.
+The attacker knows the common start and a center's update as the wire carries it, and holds records of people.
+*alignment*: the cosine between the update and the step that one row alone would ask for. *shadow models*:
+half of the centers are the attacker's own; from their updates it learns how members differ from others
+(alignment, loss before and after). *attributes*: of one unknown yes/no entry it takes the value whose
+gradient fits the update better; what counts is how much better it guesses for members than for others.
 
-* *alignment*: a row that was learned from pulls the weights along its own gradient. The score is the cosine
-  between the update and the step that this row alone would ask for.
-* *shadow models*: half of the centers are the attacker's own. It knows who is in their rows, so it learns
-  from their updates how members differ from others (alignment, loss before and after), and asks that of the
-  rest.
-* *attributes*: of a record with one yes/no entry unknown, the attacker takes the value whose gradient fits
-  the update better. What counts is how much better it guesses for members than for others.
-
-Methods whose centers send sums to a coordinator are attacked by what a row adds to such a sum: the attacker
-is the coordinator, recomputes a center's upload with and without the row, and asks how well that fits what
-arrived. *alignment* is the cosine of the two; *shadow models* is the likelihood ratio of a sum with the row
-against one without it, given what rows of other people add. Under masks the coordinator sees the total alone.
-
-Sizes are made: of every center only so many training rows are learned from, and the ones left over count
-among the people that it has not seen.
+Where centers send sums, the coordinator recomputes an upload with and without the row. *alignment* is the
+cosine of that and what arrived; *shadow models* the likelihood ratio of a sum with the row against one
+without it, given what rows of other people add. Under masks it sees the total alone. Of every center only so
+many training rows are learned from; the rest count among the people that it has not seen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -135,8 +127,8 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class Exposed:
-    """What partners of a round see: models before and after, (n, shared), and the models (n, P) that a
-    gradient is taken at."""
+    """What partners of a round see: models (n, shared) before and after; and ``at`` which (n, P) gradients
+    are taken."""
 
     round: int
     before: Weights
@@ -145,11 +137,9 @@ class Exposed:
 
 
 def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) -> list[Exposed]:
-    """Every center's update in some rounds of a method, as the wire carries it; where a server sees sums
-    alone, the mean of all updates in place of each.
-
-    The attacker is given the model that a center began the round with: more than a partner knows later on.
-    """
+    """Every center's update in some rounds, as the wire carries it; where a server sees sums alone, the mean
+    of all. The attacker is given the model that a center began the round with: more than a partner knows
+    later on."""
     method = with_noise(method)
     training = method.training
     ids = streams.center_ids(data.centers)
@@ -185,7 +175,6 @@ class Gradients:
         self._each = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0))
 
     def _loss(self, w: Any, x: Any, y: Any, reduction: str = "mean") -> Any:
-        """The cross-entropy of one row (width,), or of several."""
         many = x if x.ndim == 2 else x[None]
         logit = self._torch.func.functional_call(self._model, self._layout.unflatten(w), (many,))
         loss = self._torch.nn.functional.binary_cross_entropy_with_logits
@@ -211,9 +200,8 @@ def features(
     """(rows, 3) what distinguishes members of center i from others: alignment, and loss before and after."""
     gradient = made.of(seen.at[i], x, y)
     update = seen.after[i] - seen.before[i]
-    along = -(gradient @ update) / np.maximum(
-        np.linalg.norm(gradient, axis=1) * np.linalg.norm(update), 1e-12
-    )
+    size = np.linalg.norm(gradient, axis=1) * np.linalg.norm(update)
+    along = -(gradient @ update) / np.maximum(size, 1e-12)
     model = seen.at[i].copy()
     before = made.losses(model, x, y)
     model[: len(update)] = seen.after[i]
@@ -229,7 +217,6 @@ def area(scores: Floats, member: NDArray[np.bool_]) -> float:
 
 
 def attack(made: Gradients, seen: Exposed, members: Rows, others: Rows, name: str) -> Finding:
-    """All attacks on all centers of one size."""
     n = len(members.sizes)
     known: list[tuple[Floats, NDArray[np.bool_]]] = []
     gaps = []
@@ -240,19 +227,9 @@ def attack(made: Gradients, seen: Exposed, members: Rows, others: Rows, name: st
         known.append((features(made, seen, i, x, y), member))
         gaps.append(guessing(made, seen, i, x, y, member))
     aligned = np.array([area(values[:, 0], member) for values, member in known])
-    shadowed = np.array(_by_shadows(known))
+    areas = (*_mean(aligned), *_mean(np.array(_by_shadows(known))))
     gap = np.array([g for g in gaps if np.isfinite(g)])
-    return Finding(
-        name,
-        int(members.sizes[0]),
-        seen.round,
-        n,
-        float(aligned.mean()),
-        _error(aligned),
-        float(shadowed.mean()),
-        _error(shadowed),
-        float(gap.mean()) if len(gap) else 0.0,
-    )
+    return Finding(name, int(members.sizes[0]), seen.round, n, *areas, float(gap.mean()) if len(gap) else 0.0)
 
 
 def _by_shadows(known: Sequence[tuple[Floats, NDArray[np.bool_]]]) -> list[float]:
@@ -304,11 +281,8 @@ ASKED, SUM_ATTRIBUTES = 8, 2
 
 
 class SumAttack:
-    """Attacks of a coordinator on uploads that are sums over rows, in some exchanges.
-
-    Uploads are taken as masks carry them, with all their digits; an upload without masks is rounded on the
-    wire, which protects nobody. What centers send about clusters (half scores) is not attacked.
-    """
+    """Attacks of a coordinator on uploads that are sums over rows, in some exchanges, with all digits as
+    masks carry them. What centers send about clusters (half scores) is not attacked."""
 
     def __init__(
         self, method: CoordinatedMethod, data: Prepared, others: Rows, seed: int, rounds: Sequence[int]
@@ -371,7 +345,6 @@ class SumAttack:
         ]
 
     def _finding(self, name: str, masked: bool, at: int, added: Mapping[int | None, Floats]) -> Finding:
-        """Both attacks in one round, and the guesses of attributes."""
         sent, n, size = self.sent[at], len(self.members), len(self.members[0].y)
         member = np.arange(2 * self.asked) < self.asked
         seen, count = (np.tile(sent.sum(axis=0), (n, 1)), n * size) if masked else (sent, size)
@@ -390,8 +363,8 @@ class SumAttack:
             fits = np.where(truth, ratio - turned, turned - ratio)
             inside, outside = (area(fits[:, m].ravel(), truth[:, m].ravel()) for m in (member, ~member))
             gaps.append(inside - outside)
-        means = (float(aligned.mean()), _error(aligned), float(shadowed.mean()), _error(shadowed))
-        return Finding(name, size, self.rounds[at], n, *means, float(np.mean(gaps)) if gaps else 0.0)
+        areas = (*_mean(aligned), *_mean(shadowed))
+        return Finding(name, size, self.rounds[at], n, *areas, float(np.mean(gaps)) if gaps else 0.0)
 
 
 class RatioTest:
@@ -418,13 +391,12 @@ class RatioTest:
 
 
 def cosine(rows: Floats, one: Floats) -> Floats:
-    """(rows,) cosines between rows and one vector."""
     return (rows @ one) / np.maximum(np.linalg.norm(rows, axis=1) * np.linalg.norm(one), 1e-300)
 
 
-def _error(values: Floats) -> float:
-    """The standard error of a mean."""
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
+def _mean(values: Floats) -> tuple[float, float]:
+    """A mean with its standard error."""
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def flags_of(x: NDArray[np.float32]) -> NDArray[np.intp]:
@@ -441,7 +413,6 @@ def audit(
     rounds: Sequence[int],
     protections: Sequence[Protection],
 ) -> list[Finding]:
-    """Every attack, for centers of every size, in every round, under every protection."""
     found = []
     if isinstance(method, CoordinatedMethod):
         secure = method.privacy.secure

@@ -1,8 +1,5 @@
-"""A rehearsal: a federation of synthetic hospitals on one machine, through everything that a real one does.
-
-Certificates, kits, one table per hospital, a relay and sites as processes with mutual TLS, a job, and at the
-end every site's own store and model. Nothing of it needs another machine or a container.
-"""
+"""A rehearsal: a federation of synthetic hospitals on one machine, through everything that a real one does:
+certificates, kits, tables, a relay and sites as processes with mutual TLS, a job, stores and models."""
 
 import contextlib
 import os
@@ -45,17 +42,14 @@ Say = Callable[[str], None]
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class Processes:
-    """The processes of a provisioned network whose relay is this machine.
-
-    environment: more variables, by the participant's name.
-    """
+    """The processes of a provisioned network whose relay is this machine.  environment: more variables, by
+    name."""
 
     def __init__(
         self, network: kits.Network, port: int, environment: Mapping[str, Mapping[str, str]] | None = None
@@ -66,7 +60,6 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def kit(self, name: str) -> Path:
-        """The kit of the relay or of a site."""
         return self.network.relay if name == RELAY else self.network.sites[name]
 
     def start(self, name: str, kit: Path | None = None) -> None:
@@ -302,7 +295,6 @@ def prepare(out: Path, plan: RehearsalPlan, host: str, port: int) -> tuple[kits.
 
 
 def is_prepared(out: Path) -> bool:
-    """Whether everything is there that hospitals need to start."""
     return (out / AGREEMENT).is_file()  # it is written last
 
 
@@ -327,7 +319,6 @@ def _job(network: kits.Network, agreement: Agreement, seconds: float, say: Say) 
 
 
 def _tables(out: Path, network: kits.Network, plan: RehearsalPlan) -> Agreement:
-    """A table, a codebook and a file of its own for every hospital, and what they agree on."""
     frame, roles = builtin_table(
         f"icu-synthetic:centers={plan.sites},stays={plan.stays * plan.sites},groups={min(plan.sites, 4)}"
     )

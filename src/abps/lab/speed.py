@@ -2,8 +2,7 @@
 how selection grows with the number of centers.
 
 Engine, loop and roof are measured in turns, because machines are noisy: what counts are the ratios. The plain
-loop is what anybody would write: one ``nn.Module`` after the other, ``torch.optim.Adam``, batches by random
-permutation; it gets the faster of one thread and all threads.
+loop gets the faster of one thread and all threads.
 """
 
 import itertools
@@ -88,8 +87,8 @@ def uniform(centers: int = 230, rows: int = 256, width: int = 64, seed: int = 0)
 
 
 def flops_per_round(data: Prepared, training: Training) -> float:
-    """Useful floating-point operations of one round of local training (multiplications and additions of
-    the matrix products; the first layer needs no gradient with respect to its input)."""
+    """Useful floating-point operations of one round of local training: those of the matrix products; the
+    first layer needs no gradient with respect to its input."""
     hidden = () if training.optimizer == "newton" else training.hidden
     sizes = [data.width, *hidden, 1]
     products = [a * b for a, b in itertools.pairwise(sizes)]

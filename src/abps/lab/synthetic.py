@@ -1,24 +1,15 @@
 """Generated federations by name: ``icu-synthetic:heterogeneity=4,centers=60``, ``fedprox-synthetic``.
 
-A specification is a name, and after a colon the knobs to set: ``knob=value`` with commas between.
-Knobs that are not set keep their defaults; lists are written with plus signs (``group_sizes=40+20``).
+After a colon the knobs to set: ``knob=value`` with commas between; lists have plus signs
+(``group_sizes=40+20``).
 
-``fedprox-synthetic`` is Synthetic(alpha, beta) of Li et al., "Federated Optimization in Heterogeneous
-Networks" (MLSys 2020), with two classes instead of ten.
-
-As there, center k draws u_k ~ N(0, alpha) and B_k ~ N(0, beta); its features are x ~ N(v_k, S) with
-v_k ~ N(B_k, 1) per feature and S diagonal, S_jj = j^-1.2; the weights and the bias of its own linear
-model are ~ N(u_k, 1). So alpha says how much the centers' models differ and beta how much their data do.
-Sizes are heavy-tailed.
-
-Two departures, both because there are two classes. With two classes only the difference of their weights
-counts, and in a difference of two draws around the same u_k, u_k cancels: here the score's own weights
-are drawn around u_k. And a score w.x + b with v_k far from zero makes nearly every center one-sided: here
-the score is w.(x - v_k), and the bias sets the center's share of positives,
-logistic(logit(0.3) + bias / 2), kept between 0.1 and 0.9. A sample is positive if its score is
-among the highest of its center, as many as that share says: the labels have no noise.
-
-Columns: y (label, 0 or 1), center, x01, x02, ... (features).
+``fedprox-synthetic`` is Synthetic(alpha, beta) of Li et al. (MLSys 2020) with two classes instead of ten:
+center k draws u_k ~ N(0, alpha) and B_k ~ N(0, beta); x ~ N(v_k, S) with v_k ~ N(B_k, 1) per feature and S_jj
+= j^-1.2; the weights and the bias of its linear model are ~ N(u_k, 1). Two departures: with two classes u_k
+would cancel in the difference of their weights, so the score's own weights are drawn around u_k; and so that
+centers are not one-sided, the score is w.(x - v_k), and the bias sets the share of positives,
+logistic(logit(0.3) + bias / 2), kept between 0.1 and 0.9. The samples with the highest scores of their center
+are positive: labels have no noise.
 """
 
 import math
@@ -118,7 +109,6 @@ GENERATORS: dict[str, tuple[type[Knobs], Roles]] = {
 
 
 def builtin_table(spec: str) -> tuple[pl.DataFrame, Roles]:
-    """The table of a built-in federation and the roles of its columns."""
     knobs, roles = parse_builtin(spec)
     return knobs.generate(), roles
 
@@ -150,7 +140,6 @@ def parse_builtin(spec: str) -> tuple[Knobs, Roles]:
 
 
 def _value(name: str, knob: str, text: str, hint: Any) -> Any:
-    """The text of a knob's value as the type that the knob has."""
     if isinstance(hint, types.UnionType):  # float | None: there is no way, and no need, to write None
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     try:

@@ -1,8 +1,5 @@
-"""The theorems and the lemma, checked by simulation with known utilities.
-
-Every study is a function of a seed and returns rows for a table or a figure. :func:`check` runs all of them
-and decides every statement of the text by the number that settles it.
-"""
+"""The theorems and the lemma, checked by simulation with known utilities. Every study is a function of a
+seed; :func:`check` runs all of them and decides every statement of the text by the number that settles it."""
 
 import functools
 import math
@@ -40,10 +37,8 @@ DRIFT_SHAPES = ("up", "down", "ramp")
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often Theorem 1 was violated in one cell of the grid, and the exact probability if known.
-
-    reach: the (1 - delta) quantile of the error over the bound; 1 would be a bound without slack.
-    """
+    """How often Theorem 1 was violated in one cell of the grid, and the exact probability if known.  reach:
+    the (1 - delta) quantile of the error over the bound; 1 would be a bound without slack."""
 
     count: int
     delta: float
@@ -142,8 +137,8 @@ BOUNDS: dict[str, tuple[Constant, Gaps]] = {
 class Regret:
     """Measured regret of one setting at rounds ``at``, beside the three bounds.
 
-    slope: d log regret / d log T over the last decade. crossed: per bound, the first round at which the
-    mean regret lies above it (None: nowhere). worst: the largest ratio of regret to bound.
+    slope: d log regret / d log T over the last decade. crossed: per bound, the first round at which the mean
+    regret lies above it. worst: the largest ratio of regret to bound.
     """
 
     study: str
@@ -164,35 +159,19 @@ class Regret:
 def _regret(study: str, bandit: Bandit, at: NDArray[np.int64], runs: Floats, pulls: Floats) -> Regret:
     """runs: (replicates, rounds)."""
     mean = runs.mean(axis=0)
+    of = functools.partial(guarantees.regret_bound, bandit.means, at, slots=bandit.slots, gamma=bandit.gamma)
     bounds = {
-        name: guarantees.regret_bound(
-            bandit.means,
-            at,
-            slots=bandit.slots,
-            gamma=bandit.gamma,
-            epsilon=bandit.epsilon,
-            constant=constant,
-            gaps=gaps,
-        ).total
+        name: of(epsilon=bandit.epsilon, constant=constant, gaps=gaps).total
         for name, (constant, gaps) in BOUNDS.items()
     }
     late = at >= at[-1] / 10.5  # the last decade, with room for rounding
+    slope = float(np.polyfit(np.log(at[late]), np.log(np.maximum(mean[late], 1e-9)), 1)[0])
     above = {name: mean > bound for name, bound in bounds.items()}
-    return Regret(
-        study,
-        bandit.means,
-        bandit.slots,
-        bandit.gamma,
-        bandit.epsilon,
-        at,
-        mean,
-        runs.std(axis=0, ddof=1) / math.sqrt(len(runs)),
-        bounds,
-        float(np.polyfit(np.log(at[late]), np.log(np.maximum(mean[late], 1e-9)), 1)[0]),
-        {name: int(at[np.argmax(a)]) if a.any() else None for name, a in above.items()},
-        {name: float((mean / bound).max()) for name, bound in bounds.items()},
-        pulls,
-    )
+    crossed = {name: int(at[np.argmax(a)]) if a.any() else None for name, a in above.items()}
+    worst = {name: float((mean / bound).max()) for name, bound in bounds.items()}
+    error = runs.std(axis=0, ddof=1) / math.sqrt(len(runs))
+    setting = (study, bandit.means, bandit.slots, bandit.gamma, bandit.epsilon)
+    return Regret(*setting, at, mean, error, bounds, slope, crossed, worst, pulls)
 
 
 def _gather(study: str, outcomes: list[BanditRun]) -> list[Regret]:
@@ -257,9 +236,8 @@ TRANSITION_UTILITIES = np.round(np.arange(0.0, 0.7001, 0.02), 2)
 class Transition:
     """From collaborating to resting as the peer's utility falls, for one gamma and number of rounds.
 
-    would_rest: P(score < threshold) if the peer was met in every round before (exact, Bernoulli).
-    rested: share of the rounds that a center rested that decides by the score itself (simulated).
-    half: the utility at which would_rest is one half (None: it never gets there).
+    would_rest: P(score < threshold) if the peer was met in every round before (exact). rested: share of the
+    rounds that a center rested that follows the score (simulated). half: where would_rest is one half.
     """
 
     gamma: float
@@ -356,8 +334,6 @@ class Claim:
 
 @dataclass(frozen=True)
 class TheoryResults:
-    """Everything that ``abps theory`` shows about the guarantees."""
-
     seed: int
     coverage: list[Coverage]
     monitoring: list[Monitoring]
@@ -392,12 +368,10 @@ def check(seed: int, progress: Callable[[str, float], None] = lambda study, shar
 
 @functools.cache
 def _texts() -> dict[str, dict[str, str]]:
-    """What the paper says and how a finding is worded, by claim (``theory_claims.toml``)."""
     return tomllib.loads((Path(__file__).parent / "theory_claims.toml").read_text(encoding="utf-8"))
 
 
 def _claim(key: str, true: bool | Verdict, **found: Any) -> Claim:
-    """A claim with the numbers that decide it."""
     text = _texts()[key]
     verdict: Verdict = ("holds" if true else "fails") if isinstance(true, bool | np.bool_) else true
     return Claim(text["name"], text["statement"], text["found"].format(**found), verdict)
@@ -408,7 +382,6 @@ def _of(regret: list[Regret], study: str, gamma: float | None = None) -> list[Re
 
 
 def about_beliefs(covered: list[Coverage], watched: list[Monitoring]) -> list[Claim]:
-    """Theorem 1, for a count fixed in advance and read off in every round."""
     worst = max(covered, key=lambda c: c.violations / c.delta)
     reach, ratio = max(c.reach for c in covered), worst.violations / worst.delta
     within = all(c.violations <= c.delta for c in covered)
@@ -467,7 +440,6 @@ def about_regret(regret: list[Regret]) -> list[Claim]:
 
 
 def about_resting(moved: list[Transition]) -> list[Claim]:
-    """Lemma 1: its threshold, and when the score reaches it."""
     harm, believed = guarantees.clipped_mean(*guarantees.HARMFUL_YET_ACCEPTED)
     help_, rejected = guarantees.clipped_mean(*guarantees.HELPFUL_YET_REJECTED)
     c_neg = guarantees.negative_transfer_threshold()
@@ -492,6 +464,5 @@ def about_resting(moved: list[Transition]) -> list[Claim]:
 
 
 def about_the_filter(filtered: list[FilterLoss]) -> list[Claim]:
-    """Whether the filter keeps the best peer."""
     lost = "; ".join(f"{each.relation}: lost in {each.lost:.1%}" for each in filtered)
     return [_claim("filter", all(each.lost < 1e-3 for each in filtered), lost=lost)]

@@ -58,7 +58,6 @@ def write(out: Path, checked: TheoryResults) -> Path:
 
 
 def summary(checked: TheoryResults) -> dict[str, object]:
-    """What was found, for machines."""
     return {
         "schema": "abps.theory/1",
         "seed": checked.seed,
@@ -80,7 +79,6 @@ def worst_by_count(rows: Iterable[Coverage]) -> list[tuple[int, list[float]]]:
 
 
 def regret_row(r: Regret) -> dict[str, Any]:
-    """A setting at its last round."""
     return {
         "study": r.study,
         "utilities": " ".join(f"{m:g}" for m in r.means),

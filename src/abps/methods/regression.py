@@ -13,7 +13,7 @@ from abps.data.federation import Federation
 from abps.data.prepare import Prepared
 from abps.data.scales import PROBABILITIES
 from abps.methods.sum_study import SumStudy, levels_of
-from abps.statistics.design import KNOTS, Formula, Schema, parse_formula, schema_of
+from abps.statistics.design import KNOTS, Formula, Schema, parse_formula
 from abps.statistics.families import LIKELIHOODS, HospitalRows
 from abps.statistics.newton import Fit, SumProgram, program
 
@@ -89,7 +89,7 @@ def book_schema(book: Codebook, formula: str) -> Schema:
     """The design that a codebook's columns and levels, and its common quantiles for splines, give."""
     parsed, levels = formula_of(book, formula), levels_of(book)
     knots = {(f.column, f.df): _knots(book, f.column, f.df) for term in parsed.terms for f in term if f.df}
-    return schema_of(parsed, {name: levels[name] for name in parsed.columns if name in levels}, knots)
+    return Schema(parsed, {name: levels[name] for name in parsed.columns if name in levels}, knots)
 
 
 def _knots(book: Codebook, column: str, df: int) -> tuple[float, ...]:

@@ -1,10 +1,9 @@
-"""What a study's runs say, with its uncertainty: one comparison, and one verdict, for every pair of methods.
+"""One comparison and one verdict for every pair of methods, from the scores of rows (:mod:`abps.evaluate`).
 
-Everything follows from the rows' scores (:mod:`abps.evaluate`). The primary comparison, the page's method
-against training alone, is fixed before the runs and stands as it is. All other methods against training alone
-are one family, and so are those against FedAvg and against random partners (Holm's correction). References
-and oracles have intervals, but no verdict. A study that grew after it was looked at is held to a stricter
-level.
+The primary comparison, the page's method against training alone, is fixed before the runs. Other methods
+against training alone are one family, and so are those against FedAvg and against random partners (Holm's
+correction). References and oracles have intervals, but no verdict. A study that grew after it was looked at
+is held to a stricter level.
 """
 
 from __future__ import annotations
@@ -56,11 +55,9 @@ SIMPLE = "glm-exact"
 
 @dataclass(frozen=True, eq=False)
 class MethodLine:
-    """All runs of one method (with its settings) on one federation, and what may be said of them.
-
-    runs: by seed, one per repeat.  level, loss: (centers,) the main measure and the mean loss over all
-    repeats; NaN where a center cannot be scored.  random: the control that it is held against.
-    """
+    """All runs of one method on one federation, one per repeat.  level, loss: (centers,) main measure and
+    mean loss over all repeats; NaN where a center cannot be scored.  random: the control that it is held
+    against."""
 
     label: str
     method: str
@@ -74,16 +71,13 @@ class MethodLine:
 
     @property
     def mean(self) -> float:
-        """The main measure of the average hospital."""
         return _mean(self.level)
 
     @property
     def mean_loss(self) -> float:
-        """The loss of the average hospital."""
         return _mean(self.loss)
 
     def average(self, number: Callable[[Run], float]) -> float:
-        """Mean over repeats of a number of each run."""
         return float(np.mean([number(run) for run in self.runs]))
 
     @property
@@ -93,7 +87,6 @@ class MethodLine:
 
     @property
     def sends(self) -> bool:
-        """Whether anything leaves a hospital."""
         return self.average(lambda run: run.bytes.all) > 0
 
     @property
@@ -120,12 +113,9 @@ def _mean(values: Floats) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One method minus another.
-
-    gain: over the average hospital.  by_patient: over the average patient.  loss: what the first saves of the
-    second's loss.  p: of this comparison alone.  corrected: for the family it belongs to.  alpha: the level
-    of this look.  folds, repeats: how rows were scored.  reference: one of the two gets no verdict.
-    """
+    """One method minus another, over the average hospital (gain) and the average patient.  loss: what the
+    first saves of the second's.  p: of this comparison alone; corrected: for its family.  alpha: the level of
+    this look.  reference: one of the two gets no verdict."""
 
     first: str
     second: str
@@ -144,14 +134,12 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The one verdict on this pair."""
         if self.reference and not math.isnan(self.p):
             return Verdict.REFERENCE
         return verdict(self.gain, self.corrected, self.alpha, self.margin)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval."""
         return self.gain.interval()
 
     @property
@@ -171,12 +159,10 @@ class Comparison:
 
     @property
     def agreement(self) -> LossAgreement:
-        """Whether the loss says the same."""
         return agreement(self.gain, self.loss)
 
     @cached_property
     def settles(self) -> Settles:
-        """What would settle the comparison."""
         return settles(self.gain, float(self.cells.events.sum()), self.folds, self.alpha, self.margin)
 
     @cached_property
@@ -186,11 +172,9 @@ class Comparison:
 
     @cached_property
     def evidence(self) -> list[HospitalEvidence]:
-        """(centers,) what is known about every hospital's gain."""
         return hospital_evidence(self.hospitals, self.cells, self.inflation)
 
     def count(self, word: HospitalVerdict) -> int:
-        """How many hospitals have a verdict."""
         return sum(each.verdict is word for each in self.evidence)
 
     @property
@@ -209,8 +193,6 @@ class Comparison:
 
 
 class RowScores:
-    """The scores of all methods on one federation, by label and seed."""
-
     def __init__(self, runs: Mapping[str, Sequence[Run]], centers: int) -> None:
         self._frames: dict[str, dict[int, pl.DataFrame]] = {label: {} for label in runs}
         for label, found in runs.items():
@@ -243,11 +225,8 @@ class RowScores:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Everything about one federation.
-
-    alone: the method that stands for training alone, if it ran.  page: the method that the page is about.
-    comparisons: by pair of labels.  folds: 0 with one split.  look: how many times the study was looked at.
-    """
+    """Everything about one federation.  alone: what stands for training alone, if it ran.  page: the method
+    that the page is about.  folds: 0 with one split.  look: how many times the study was looked at."""
 
     data: About
     centers: tuple[str, ...]
@@ -261,12 +240,10 @@ class Part:
 
     @property
     def measure(self) -> str:
-        """What the main measure of its outcome is called."""
         return self.lines[0].runs[0].measure
 
     @property
     def lead(self) -> MethodLine | None:
-        """The line of the page's method."""
         return self.find(self.page)
 
     @property
@@ -275,7 +252,6 @@ class Part:
         return None if self.lead is None else self.lead.to_alone
 
     def find(self, label: str | None) -> MethodLine | None:
-        """A method's results, if it ran."""
         return next((line for line in self.lines if line.label == label), None)
 
     def compare(self, first: str, second: str) -> Comparison | None:
@@ -287,7 +263,6 @@ class Part:
 
     @property
     def repeats(self) -> int:
-        """The largest number of repeats that a method has."""
         return max(len(line.runs) for line in self.lines)
 
     @cached_property
@@ -302,9 +277,7 @@ class Part:
 
 def page_method(lines: Sequence[MethodLine]) -> str | None:
     """The method that a page is about: abps-plus if it ran, else the first named method that sends something.
-
-    Never chosen by its scores: its comparison with training alone must be fixed before the runs.
-    """
+    Never chosen by its scores: its comparison with training alone must be fixed before the runs."""
     sending = [line for line in lines if line.sends and line.method not in (*REFERENCE_ONLY, SIMPLE)]
     chosen = [line for line in sending if line.method == "abps-plus"] or [
         line for line in sending if not line.method.startswith(("random-", "fedavg"))
@@ -335,10 +308,7 @@ def analyse(
     margin: float = MARGIN,
     look: int = 1,
 ) -> Part:
-    """The analysis of one federation.
-
-    runs: by label, in order.  methods: the method of every label.
-    """
+    """The analysis of one federation from its runs by label; methods: the method of every label."""
     names = {name for found in runs.values() for run in found for name in run.main.per_center}
     centers = tuple(sorted(names))
     scores = RowScores(runs, len(centers))
@@ -349,23 +319,23 @@ def analyse(
         lines.append(replace(line, random=control_of(line, runs)))
     alone = next((name for name in ALONE if name in runs), None)
     page, first = page_method(lines), lines[0].runs[0]
-    base = _Pairs(scores, inflation_of(first), first.scored.folds, alpha_at_look(look), margin)
-    comparisons = base.corrected(_families(lines, alone, page))
+    comparisons: dict[tuple[str, str], Comparison] = {}
+    for family in _families(lines, alone, page):  # a pair counts in the first family that it is in
+        pairs = [pair for pair in family if pair not in comparisons and pair[::-1] not in comparisons]
+        made = [_compare(scores, *pair, first, alpha_at_look(look), margin) for pair in pairs]
+        adjusted = holm([math.nan if each.reference else each.p for each in made])
+        for pair, each, p in zip(pairs, made, adjusted):
+            comparisons[pair] = each if math.isnan(p) else replace(each, corrected=p)
     part = Part(data, centers, (), comparisons, alone, page, margin, first.scored.folds, look)
 
-    def to(label: str, other: str | None) -> Comparison | None:
-        return part.compare(label, other) if other and other != label else None
+    def to(line: MethodLine, other: str | None) -> Comparison | None:
+        return part.compare(line.label, other) if other and other != line.label else None
 
-    said = tuple(
-        replace(
-            line,
-            to_alone=to(line.label, alone),
-            to_fedavg=to(line.label, "fedavg"),
-            to_random=to(line.label, line.random),
-        )
+    held = (
+        replace(line, to_alone=to(line, alone), to_fedavg=to(line, "fedavg"), to_random=to(line, line.random))
         for line in lines
     )
-    return replace(part, lines=said)
+    return replace(part, lines=tuple(held))
 
 
 def _families(
@@ -379,45 +349,14 @@ def _families(
     return [[(a, b) for a, b in family if a and b and a != b] for family in families]
 
 
-@dataclass(frozen=True, eq=False)
-class _Pairs:
-    """What comparisons of a federation have in common."""
-
-    scores: RowScores
-    inflation: float
-    folds: int
-    alpha: float
-    margin: float
-
-    def corrected(self, families: Sequence[Sequence[tuple[str, str]]]) -> dict[tuple[str, str], Comparison]:
-        """All comparisons by pair, corrected within the first family that they are in."""
-        made: dict[tuple[str, str], Comparison] = {}
-        for family in families:
-            found = [self.compare(*pair) for pair in family if pair not in made and pair[::-1] not in made]
-            adjusted = holm([math.nan if each.reference else each.p for each in found])
-            for each, p in zip(found, adjusted):
-                made[each.first, each.second] = each if math.isnan(p) else replace(each, corrected=p)
-        return made
-
-    def compare(self, first: str, second: str) -> Comparison:
-        """One comparison by itself."""
-        scores = self.scores.of(first, second)
-        cells, loss_cells = scores.cells(first, second), scores.loss_cells(first, second)
-        gain = average_gain(cells, self.inflation)
-        p = gain.p()
-        return Comparison(
-            first,
-            second,
-            cells,
-            gain,
-            average_gain(cells, self.inflation, cells.patient_weight),
-            average_gain(loss_cells, self.inflation),
-            self.inflation,
-            self.folds,
-            len(self.scores.seeds(first, second)),
-            p,
-            p,
-            self.alpha,
-            self.margin,
-            first in REFERENCE_ONLY or (second in REFERENCE_ONLY and second not in ALONE),
-        )
+def _compare(scores: RowScores, first: str, second: str, run: Run, alpha: float, margin: float) -> Comparison:
+    """One comparison by itself.  run: any of the study; it says how rows were scored."""
+    own, inflation = scores.of(first, second), inflation_of(run)
+    cells = own.cells(first, second)
+    gain, by_patient = average_gain(cells, inflation), average_gain(cells, inflation, cells.patient_weight)
+    loss = average_gain(own.loss_cells(first, second), inflation)
+    reference = first in REFERENCE_ONLY or (second in REFERENCE_ONLY and second not in ALONE)
+    return Comparison(
+        first, second, cells, gain, by_patient, loss, inflation, run.scored.folds,
+        len(scores.seeds(first, second)), gain.p(), gain.p(), alpha, margin, reference,
+    )  # fmt: skip

@@ -1,5 +1,4 @@
-"""The answer in words, for the page and the terminal: does working together help, how many hospitals, and
-would something simpler do? What the page says besides stands in its template."""
+"""The answer in words, for page and terminal; what the page says besides stands in its template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,10 +56,8 @@ class HospitalShare:
 
 @dataclass(frozen=True)
 class Partnership:
-    """With whom hospitals learned.  grouped: how many have peers with weights.  peers: typically so many.
-
-    common: the mean share of a model that comes from all together; None where no method states it.
-    """
+    """With whom hospitals learned. grouped: how many have peers with weights. peers: typically so many.
+    common: mean share of a model that comes from all together; None where no method states it."""
 
     grouped: int = 0
     peers: int = 0
@@ -82,12 +79,10 @@ class FirstScreen:
 
     @property
     def sentences(self) -> list[str]:
-        """The answer for a terminal."""
         return [self.title, self.lead, *self.more]
 
 
 def first_screen(part: Part, hospitals: Sequence[HospitalStory]) -> FirstScreen:
-    """The first screen of one federation."""
     title, lead = _answer(part)
     wanted = dict.fromkeys(("local-best", "local", SIMPLE, "fedavg", part.page, "pooled-best"))
     lines = (part.find(label) for label in wanted)
@@ -113,7 +108,6 @@ def _basis(part: Part) -> str:
 
 
 def _answer(part: Part) -> tuple[str, str]:
-    """The answer as a title, and the numbers behind it."""
     found, alone, lead = part.primary, part.find(part.alone), part.lead
     if lead is None:
         return "No method in this study exchanged anything.", (
@@ -134,10 +128,8 @@ def _answer(part: Part) -> tuple[str, str]:
         )
     if found.verdict is Verdict.INCONCLUSIVE:
         sentences.append(_settle(found))
-    if found.verdict is Verdict.NO_INTERVAL:
-        sentences.append("Use --folds 5, or several seeds.")
-    else:
-        sentences.append(_log_loss(found))
+    no_interval = found.verdict is Verdict.NO_INTERVAL
+    sentences.append("Use --folds 5, or several seeds." if no_interval else _log_loss(found))
     return TITLES[found.verdict], " ".join(filter(None, sentences))
 
 
@@ -145,10 +137,9 @@ def _settle(found: Comparison) -> str:
     """Why a comparison is inconclusive, and what would settle it."""
     needed = found.settles
     if needed.repeats is not None:
-        more = max(needed.repeats - found.repeats, 1)
         return (
             f"Training runs differ too much among themselves. About {needed.repeats} repeats in all would "
-            f"settle it ({more} more)."
+            f"settle it ({max(needed.repeats - found.repeats, 1)} more)."
         )
     have = int(found.cells.events.sum())
     return (
@@ -158,9 +149,7 @@ def _settle(found: Comparison) -> str:
 
 
 def _log_loss(found: Comparison) -> str:
-    """What the probabilities add to the ranking."""
-    better, loss = found.loss.estimate > 0, signed(-found.loss.estimate)
-    which = "better" if better else "worse"
+    loss, which = signed(-found.loss.estimate), "better" if found.loss.estimate > 0 else "worse"
     if found.agreement is LossAgreement.UNCLEAR:
         open_too = found.verdict is Verdict.INCONCLUSIVE
         return "" if open_too else f"Log-loss shows no clear difference ({loss})."
@@ -168,10 +157,8 @@ def _log_loss(found: Comparison) -> str:
         return f"Its probabilities are clearly {which} (log-loss {loss})."
     if found.agreement is LossAgreement.AGREES:
         return f"Log-loss agrees: its probabilities are {which}, too."
-    if better:
-        return f"It ranks patients worse, but its probabilities are better (log-loss {loss})."
-    worse = f"its probabilities are worse (log-loss {loss}): recalibrate before use."
-    return f"It ranks patients better, but {worse}"
+    ranks, then = ("worse", "") if which == "better" else ("better", ": recalibrate before use")
+    return f"It ranks patients {ranks}, but its probabilities are {which} (log-loss {loss}){then}."
 
 
 def computing_words(part: Part) -> str:
@@ -185,32 +172,27 @@ def computing_words(part: Part) -> str:
 
 
 def _simple(part: Part) -> str:
-    """Whether a plain federated regression would do."""
     found = part.compare(part.page, SIMPLE) if part.page else None
     if found is None:
         return ""
-    plain, by = f"A plain federated regression ({SIMPLE})", gain_words(found.gain)
-    if found.verdict is Verdict.BETTER:
-        return f"{part.page} beats a plain federated regression ({SIMPLE}): {by}."
+    plain, by = f"plain federated regression ({SIMPLE})", gain_words(found.gain)
     saved = f"log-loss {signed(-abs(found.loss.estimate))}"
+    if found.verdict is Verdict.BETTER:
+        return f"{part.page} beats a {plain}: {by}."
     if found.agreement is not LossAgreement.UNCLEAR and found.loss.estimate > 0:
         ranks = "ranks better" if found.verdict is Verdict.WORSE else "ranks about as well"
-        return (
-            f"{plain} {ranks}, {by}, but the probabilities of {part.page} are clearly better "
-            f"({saved}): they are what a decision needs."
-        )
+        better = f"the probabilities of {part.page} are clearly better ({saved})"
+        return f"A {plain} {ranks}, {by}, but {better}: they are what a decision needs."
     if found.verdict is Verdict.WORSE:
-        return f"{plain} is better than {part.page}, {by}: use it."
-    if found.agreement is not LossAgreement.UNCLEAR:
-        return (
-            f"{plain} ranks about as well as {part.page}, {by}, and its probabilities are clearly better "
-            f"({saved}): use it."
-        )
-    if found.verdict is Verdict.EQUAL:
-        return f"{plain} is as good as {part.page}, {by}: it is the simpler choice."
-    return (
-        f"{plain} is not clearly different from {part.page}, {by}: take the simpler one unless you need more."
-    )
+        said = f"is better than {part.page}, {by}: use it"
+    elif found.agreement is not LossAgreement.UNCLEAR:
+        better = f"its probabilities are clearly better ({saved})"
+        said = f"ranks about as well as {part.page}, {by}, and {better}: use it"
+    elif found.verdict is Verdict.EQUAL:
+        said = f"is as good as {part.page}, {by}: it is the simpler choice"
+    else:
+        said = f"is not clearly different from {part.page}, {by}: take the simpler one unless you need more"
+    return f"A {plain} {said}."
 
 
 def _look(part: Part) -> str:
@@ -223,7 +205,6 @@ def _look(part: Part) -> str:
 
 
 def _shares(found: Comparison | None) -> tuple[HospitalShare, ...]:
-    """Hospitals by verdict."""
     if found is None or found.hospitals is None:
         return ()
     shown = []

@@ -39,12 +39,10 @@ class Section:
 
     @property
     def losing(self) -> int:
-        """Hospitals that clearly lose."""
         return sum(h.evidence.verdict is HospitalVerdict.LOSES for h in self.hospitals)
 
     @property
     def rounds(self) -> float:
-        """Exchanges of the page's method, on average."""
         return 0.0 if self.part.lead is None else self.part.lead.average(lambda run: run.rounds)
 
     @property
@@ -56,8 +54,6 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A study's report as it was written."""
-
     page: Path
     sections: list[Section]
     absent: tuple[str, ...]
@@ -90,12 +86,11 @@ def headlines(study: Study) -> list[tables.Table]:
 
 
 def figures(study: Study) -> list[Drawing]:
-    """Every figure that the runs of a study's first federation allow."""
+    """The figures of a study's first federation."""
     return draw_all(parts_of(study)[0])
 
 
 def section_of(part: Part, privacy: PrivacyPart) -> Section:
-    """Words, tables and figures of one federation."""
     hospitals = hospitals_of(part)
     clinical = clinical_part(part, hospitals)
     drawings = [*draw_all(part), *([clinical.decisions] if clinical.decisions else [])]
@@ -112,10 +107,7 @@ def section_of(part: Part, privacy: PrivacyPart) -> Section:
 
 
 def build(study: Study, out: Path, margin: float | None = None) -> Report:
-    """Write the report of a study into a folder.
-
-    margin: methods that differ by less are equal.
-    """
+    """Write the report of a study into a folder.  margin: methods that differ by less are equal."""
     seeds = sorted({run.seed for _, run in study.runs})
     look = 1 if study.root is None else StudyFolder(study.root).count_look(seeds)
     parts = parts_of(study, MARGIN if margin is None else margin, look)
@@ -156,7 +148,6 @@ def _timing(study: Study) -> tables.Table:
 def page(
     request: Request, sections: Sequence[Section], absent: Sequence[str], tuned: Sequence[str] = ()
 ) -> str:
-    """The page of a study."""
     return render(
         "report.html",
         title=f"{', '.join(section.part.data.name for section in sections)} – federated comparison",

@@ -1,7 +1,5 @@
-"""The clinical part of a report: calibration, decision curves and subgroups, as means over repeats.
-
-An interval is the mean of the repeats' intervals. What is small in a single repeat stays hidden.
-"""
+"""The clinical part of a report: calibration, decision curves and subgroups, as means over repeats; so are
+the ends of an interval. What is small in a single repeat stays hidden."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +9,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from abps.evaluate.calibration import Interval
-from abps.evaluate.performance import Subgroup
 from abps.report.analysis import MethodLine, Part
 from abps.report.drawing import EARLY, INK, LATE, QUIET, Drawing, blank, draw
 from abps.report.hospitals import HospitalStory, mean_interval, mean_of
@@ -20,11 +17,9 @@ from abps.report.tables import Table, number
 
 @dataclass(frozen=True, eq=False)
 class ClinicalPart:
-    """What the page shows.  absent: why there is nothing, where there is nothing.
-
-    judged, low, high: hospitals with enough events to judge the level of the probabilities, and those where
-    it is too low or too high.  recalibrated: where validation rows asked for it in at least one repeat.
-    """
+    """What the page shows, or why there is nothing (absent).  judged, low, high: hospitals with enough events
+    to judge the level of the probabilities, and where it is too low or too high.  recalibrated: where
+    validation rows asked for it in at least one repeat."""
 
     absent: str = ""
     judged: int = 0
@@ -36,7 +31,6 @@ class ClinicalPart:
 
 
 def clinical_part(part: Part, hospitals: Sequence[HospitalStory]) -> ClinicalPart:
-    """The clinical part of one federation."""
     lead = part.lead
     if lead is None or part.measure != "AUROC":
         return ClinicalPart("This needs a method that exchanges something and a binary outcome.")
@@ -46,21 +40,15 @@ def clinical_part(part: Part, hospitals: Sequence[HospitalStory]) -> ClinicalPar
     levels = {name: c.in_the_large for name, c in each.items() if c.in_the_large.known}
     beside = [part.find(name) for name in (part.alone, "fedavg") if name != lead.label]
     shown = [lead, *(line for line in beside if line is not None and _has_clinical(line))]
-    return ClinicalPart(
-        "",
-        len(levels),
-        tuple(name for name, level in levels.items() if level.low > 0),
-        tuple(name for name, level in levels.items() if level.high < 0),
-        sum(c.mended > 0 for c in each.values()),
-        _subgroups(*shown[:2]),
-        draw(
-            "decisions",
-            "Decision curves",
-            "Net benefit of acting at a threshold, per 1,000 stays: a model is worth using where its "
-            "line lies above those of calling everybody and nobody. Mean over repeats, recalibrated.",
-            partial(decision_figure, shown),
-        ),
+    low = tuple(name for name, level in levels.items() if level.low > 0)
+    high = tuple(name for name, level in levels.items() if level.high < 0)
+    mended = sum(c.mended > 0 for c in each.values())
+    caption = (
+        "Net benefit of acting at a threshold, per 1,000 stays: a model is worth using where its line lies "
+        "above those of calling everybody and nobody. Mean over repeats, recalibrated."
     )
+    decisions = draw("decisions", "Decision curves", caption, partial(decision_figure, shown))
+    return ClinicalPart("", len(levels), low, high, mended, _subgroups(*shown[:2]), decisions)
 
 
 def _has_clinical(line: MethodLine) -> bool:
@@ -75,7 +63,6 @@ def within(found: Interval, digits: int = 2, unknown: str = "too few events") ->
 
 
 def _subgroups(lead: MethodLine, beside: MethodLine | None = None) -> Table | None:
-    """Parts of the cohort: the method beside a hospital alone."""
     shown = [lead] if beside is None else [lead, beside]
     rows = []
     for column, name in dict.fromkeys(
@@ -84,7 +71,10 @@ def _subgroups(lead: MethodLine, beside: MethodLine | None = None) -> Table | No
         for column, parts in run.clinical.subgroups.items()
         for part in parts
     ):
-        mine, *other = ([*_named(line, column, name)] for line in shown)
+        mine, *other = (
+            [s for run in line.runs for s in run.clinical.subgroups.get(column, ()) if s.name == name]
+            for line in shown
+        )
         small = "" if all(part.auroc.known for part in mine) else "too few rows or events to show"
         areas = [small or within(mean_interval(p.auroc for p in parts), 3) for parts in (mine, *other)]
         counts, ratio = ["hidden", "hidden"], ""
@@ -109,16 +99,11 @@ def _subgroups(lead: MethodLine, beside: MethodLine | None = None) -> Table | No
     )
 
 
-def _named(line: MethodLine, column: str, name: str) -> list[Subgroup]:
-    return [s for run in line.runs for s in run.clinical.subgroups.get(column, ()) if s.name == name]
-
-
 #: Lines of a decision curve: distinguished by colour and by dashes.
 _LINES = ((EARLY, "-"), (LATE, (0, (5, 2))), (QUIET, (0, (2, 1.5))))
 
 
 def decision_figure(shown: Sequence[MethodLine]) -> Figure:
-    """Net benefit over thresholds."""
     figure = blank(7.2, 3.8)
     axes = figure.add_subplot()
     t = 100 * np.array(shown[0].runs[0].clinical.thresholds)

@@ -28,11 +28,8 @@ def page_templates(package: str) -> jinja2.Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """Fill a template of this package; everything but drawings is escaped.
-
-    The page allows its own style and script, by their digests, and nothing else: no network, no frame, no
-    script in an attribute.
-    """
+    """Fill a template of this package; everything but drawings is escaped. The page allows its own style and
+    script, by their digests, and nothing else: no network, no frame, no script in an attribute."""
     environment = page_templates("abps.report")
     filters: dict[str, Callable[..., str]] = {
         "thousands": lambda value: "" if value is None else f"{value:,}",
@@ -53,18 +50,12 @@ def render(template: str, **context: Any) -> str:
 
 
 def policy(html: str) -> str:
-    """The content security policy of a page: its own inline styles and scripts, images in it, no more."""
-    kinds = {
-        "style-src": re.findall(r"<style>(.*?)</style>", html, flags=re.S),
-        "script-src": re.findall(r"<script>(.*?)</script>", html, flags=re.S),
-    }
-    allowed = [
-        f"{kind} {' '.join(_digest(content) for content in contents)}"
-        for kind, contents in kinds.items()
-        if contents
-    ]
-    closed = ["default-src 'none'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
-    return "; ".join(closed + allowed)
+    allowed = ["default-src 'none'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
+    for kind in ("style", "script"):
+        found = re.findall(rf"<{kind}>(.*?)</{kind}>", html, flags=re.S)
+        if found:
+            allowed.append(" ".join([f"{kind}-src", *map(_digest, found)]))
+    return "; ".join(allowed)
 
 
 def _digest(content: str) -> str:
@@ -90,7 +81,6 @@ def code(text: str) -> Markup:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number to so many significant digits, or a dash."""
     return "–" if value != value else f"{value:.{digits}g}"
 
 

@@ -63,13 +63,10 @@ class Drawing:
         """The same drawing with identifiers of its own, for a page that has another one of this name."""
         if number == 1:
             return self
-        own = re.sub(
-            r'(\bid="|href="#|url\(#)', rf"\g<1>{number}-", str(self.svg)
-        )  # plain text: markup would escape the quotes
+        own = _prefixed(str(self.svg), str(number))  # plain text: markup would escape the quotes
         return replace(self, name=f"{number}-{self.name}", svg=Markup(own))
 
     def save(self, folder: Path, prefix: str = "") -> None:
-        """Write both files."""
         files.write_text(folder / f"{prefix}{self.name}.svg", self.svg)
         files.write_with(folder / f"{prefix}{self.name}.pdf", lambda part: part.write_bytes(self.pdf))
 
@@ -80,33 +77,32 @@ def draw(name: str, title: str, caption: str, make: Callable[[], Figure]) -> Dra
         figure = make()
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # the layout is settled: once, not for every form
-        return Drawing(name, title, caption, Markup(_svg(figure, name)), _pdf(figure))
+        pdf, nothing = io.BytesIO(), {"CreationDate": None, "Producer": None, "Creator": None}
+        svg = Markup(_svg(figure, name))
+        figure.savefig(pdf, format="pdf", facecolor="white", metadata=nothing)
+        return Drawing(name, title, caption, svg, pdf.getvalue())
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure, in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """The figure as SVG that takes its ink from the page and shares no identifier with another.
-
-    Styles become attributes, because a page that forbids inline styles would not obey them.
-    """
+    """The figure as SVG that takes its ink from the page and shares no identifier with another. Styles become
+    attributes, because a page that forbids inline styles would not obey them."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
-    text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.S)
+    text = re.sub(r"<(metadata|style).*?</\1>\s*", "", text, flags=re.S)
     common = 'stroke-linejoin="round" stroke-linecap="butt" font-family="DejaVu Sans, Verdana, sans-serif"'
     text = text.replace("<svg ", f"<svg {common} ", 1)
     text = re.sub(r'style="([^"]*)"', _attributes, text)
-    text = text.replace(INK, "currentColor")
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'href="#', f'href="#{name}-', text)
-    text = re.sub(r"url\(#", f"url(#{name}-", text)
-    return re.sub(r"[ \t]+$", "", text, flags=re.M)
+    return re.sub(r"[ \t]+$", "", _prefixed(text.replace(INK, "currentColor"), name), flags=re.M)
+
+
+def _prefixed(svg: str, name: str) -> str:
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
 
 
 def _attributes(style: re.Match[str]) -> str:
@@ -114,11 +110,3 @@ def _attributes(style: re.Match[str]) -> str:
     said = dict(part.strip().split(":", 1) for part in style[1].split(";") if part.strip())
     said.pop("font-family", None)
     return " ".join(f'{key.strip()}="{value.strip()}"' for key, value in said.items())
-
-
-def _pdf(figure: Figure) -> bytes:
-    """The figure as PDF, black on white, without a date."""
-    out = io.BytesIO()
-    nothing = {"CreationDate": None, "Producer": None, "Creator": None}
-    figure.savefig(out, format="pdf", facecolor="white", metadata=nothing)
-    return out.getvalue()

@@ -16,7 +16,6 @@ SHOWN = 40
 
 
 def effects_page(result: RegressionResult) -> str:
-    """The whole page as HTML."""
     head, rows = result.table()
     plots = [
         draw(f"effect-{k}", effect.name, _differs(effect), partial(forest_plot, result, effect))
@@ -24,16 +23,12 @@ def effects_page(result: RegressionResult) -> str:
         if effect.heterogeneity is not None and result.hospitals
     ]
     if result.ratios:
-        plots.append(
-            draw(
-                "funnel",
-                "Outcomes beside expected ones",
-                "Events of each hospital over those that its patients would have had at the average "
-                "hospital. By chance alone 1 hospital in 20 lies outside the inner limits and 1 in 500 "
-                "outside the outer ones.",
-                partial(funnel_plot, result),
-            )
+        caption = (
+            "Events of each hospital over those that its patients would have had at the average hospital. By "
+            "chance alone 1 hospital in 20 lies outside the inner limits and 1 in 500 outside the outer ones."
         )
+        title = "Outcomes beside expected ones"
+        plots.append(draw("funnel", title, caption, partial(funnel_plot, result)))
     statistic, freedom, p = result.equal
     return render(
         "effects.html", title=f"Effects on {result.outcome}", said=summary(result), notes=result.notes,
@@ -43,7 +38,6 @@ def effects_page(result: RegressionResult) -> str:
 
 
 def _differs(effect: EffectEstimate) -> str:
-    """How hospitals differ in an effect, in a sentence or two."""
     h = effect.heterogeneity
     assert h is not None
     said = (
@@ -70,9 +64,8 @@ def forest_plot(result: RegressionResult, effect: EffectEstimate) -> Figure:
         axes.plot([estimate - 1.96 * se, estimate + 1.96 * se], [place, place], color=QUIET, linewidth=1)
         axes.plot([estimate], [place], "s", color=EARLY, markersize=3 + 3 * min(1.0, shown[0][1][1] / se))
     last = len(shown)
-    axes.fill(
-        [h.low, h.mean, h.high, h.mean], [last, last + 0.35, last, last - 0.35], color=LATE, linewidth=0
-    )
+    diamond = [h.low, h.mean, h.high, h.mean], [last, last + 0.35, last, last - 0.35]
+    axes.fill(*diamond, color=LATE, linewidth=0)
     if math.isfinite(h.next_low):
         axes.plot([h.next_low, h.next_high], [last + 1, last + 1], color=LATE, linewidth=1.5)
     axes.axvline(0.0, color=QUIET, linewidth=0.6)
@@ -87,7 +80,6 @@ def forest_plot(result: RegressionResult, effect: EffectEstimate) -> Figure:
 
 
 def funnel_plot(result: RegressionResult) -> Figure:
-    """Standardised outcome ratios against expected events, with exact Poisson limits."""
     figure = blank(7.2, 3.6)
     axes = figure.subplots()
     observed, expected = (np.array(v, dtype=float) for v in zip(*result.ratios.values(), strict=True))
@@ -104,7 +96,5 @@ def funnel_plot(result: RegressionResult) -> Figure:
         if out:
             axes.annotate(name, (x, y), fontsize=7, textcoords="offset points", xytext=(4, 3))
     axes.axhline(1.0, color=QUIET, linewidth=0.6)
-    axes.set_xscale("log")
-    axes.set_xlabel("expected events")
-    axes.set_ylabel("observed / expected")
+    axes.set(xscale="log", xlabel="expected events", ylabel="observed / expected")
     return figure

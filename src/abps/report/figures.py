@@ -30,7 +30,6 @@ _PALETTE = ("#3d7edb", "#e08a2e", "#2a9d74", "#d6455d", "#9b6bd1", "#b8860b", "#
 
 
 def family(line: MethodLine) -> str:
-    """A method's family as figures know it."""
     if line.method == "abps-x":
         return "abps-x"
     entry = CATALOG.get(line.method)
@@ -41,23 +40,15 @@ def family(line: MethodLine) -> str:
 
 
 def draw_all(part: Part) -> list[Drawing]:
-    """Every figure that the runs allow."""
-    rounds = draw(
-        "rounds",
-        f"{part.measure} over rounds",
-        "Mean over centers and repeats, a panel per family; grey: FedAvg, dotted: training alone.",
-        partial(over_rounds, part),
-    )
+    caption = "Mean over centers and repeats, a panel per family; grey: FedAvg, dotted: training alone."
+    rounds = draw("rounds", f"{part.measure} over rounds", caption, partial(over_rounds, part))
     if not any(line.all_vs_fedavg > 0 for line in part.lines):
         return [rounds]
-    plane = draw(
-        "pareto",
-        "Accuracy and bytes",
+    caption = (
         f"Mean {part.measure} against all bytes in multiples of 50 rounds of FedAvg. The stepped line "
-        "joins the methods that no other beats in both; arrows follow the ablation path to ABPS-X.",
-        partial(pareto, part),
+        "joins the methods that no other beats in both; arrows follow the ablation path to ABPS-X."
     )
-    return [plane, rounds]
+    return [draw("pareto", "Accuracy and bytes", caption, partial(pareto, part)), rounds]
 
 
 def _grid(axes: Axes) -> None:
@@ -69,11 +60,10 @@ def _grid(axes: Axes) -> None:
 
 
 def pareto(part: Part) -> Figure:
-    """Accuracy against bytes, with the frontier and the ablation path."""
     figure = blank(7.2, 5.0)
     axes = figure.add_subplot()
-    sending = [line for line in part.lines if line.all_vs_fedavg > 0]
-    costs, means = [line.all_vs_fedavg for line in sending], [line.mean for line in sending]
+    sending = [line for line in part.lines if _cost(line) > 0]
+    costs, means = [*map(_cost, sending)], [line.mean for line in sending]
     left, right = min(costs) / 1.5, max(costs) * 2.2
     room = max((max(means) - min(means)) * 0.12, 0.004)
     bottom, top = min(means) - room, max(means) + room
@@ -94,8 +84,8 @@ def pareto(part: Part) -> Figure:
         if mine:
             places = [*map(_cost, mine)], [line.mean for line in mine]
             axes.plot(*places, mark, color=tint, markersize=size, label=title)
-    axes.set_xlabel("bytes, multiples of 50 rounds of FedAvg (log scale)")
-    axes.set_ylabel(f"mean {part.measure} over centers")
+    bytes_ = "bytes, multiples of 50 rounds of FedAvg (log scale)"
+    axes.set(xlabel=bytes_, ylabel=f"mean {part.measure} over centers")
     ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if left <= t <= right]
     axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
     axes.minorticks_off()
@@ -143,14 +133,12 @@ def _name_points(figure: Figure, axes: Axes, shown: Sequence[MethodLine]) -> Non
 
 
 def mean_curve(line: MethodLine, most: int = 1) -> NDArray[np.float64]:
-    """(rounds,) mean of the main measure over seeds; a run that has stopped keeps its last value.
-
-    most: so long is the curve of a model that is fitted at once.
-    """
+    """(rounds,) mean of the main measure over seeds; a run that has stopped keeps its last value.  most: so
+    long is the curve of a model that is fitted at once."""
     longest = max(run.rounds for run in line.runs)
-    longest = most if longest == 1 else longest
     curves = [list(run.history.auroc) for run in line.runs]
-    return np.asarray(np.mean([c + [c[-1]] * (longest - len(c)) for c in curves], axis=0))
+    size = most if longest == 1 else longest
+    return np.asarray(np.mean([c + [c[-1]] * (size - len(c)) for c in curves], axis=0))
 
 
 def over_rounds(part: Part) -> Figure:

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 from markupsafe import Markup
 
-from abps.engine.clinical import AtCenter
 from abps.evaluate.calibration import Interval
 from abps.evaluate.verdicts import HospitalEvidence, HospitalVerdict
 from abps.fitted.curves import GRAY, ChartLine, chart
@@ -20,7 +19,6 @@ MOST_PARTNERS = 6
 
 
 def mean_of(values: Iterable[float]) -> float:
-    """The mean of those that are known."""
     known = [value for value in values if math.isfinite(value)]
     return float(np.mean(known)) if known else math.nan
 
@@ -33,11 +31,9 @@ def mean_interval(found: Iterable[Interval]) -> Interval:
 
 @dataclass(frozen=True)
 class HospitalCalibration:
-    """Calibration of one hospital, as means over repeats, before recalibration.
-
-    expected: events.  in_the_large: 0 is right.  slope: 1 is right.  mended: in how many repeats its
-    validation rows asked for a recalibration.  repeats: of how many.  picture: curves, where there are some.
-    """
+    """Calibration of one hospital before recalibration, as means over repeats.  expected: events.
+    in_the_large: 0 is right.  slope: 1 is right.  mended: in how many repeats validation rows asked for a
+    recalibration."""
 
     expected: float
     in_the_large: Interval
@@ -49,9 +45,8 @@ class HospitalCalibration:
 
 def calibration_of(line: MethodLine, center: str) -> HospitalCalibration | None:
     """A hospital's calibration under a method; None where the runs do not keep it."""
-    seen: list[AtCenter] = [
-        run.clinical.per_center[center] for run in line.runs if center in run.clinical.per_center
-    ]
+    kept = (run.clinical.per_center.get(center) for run in line.runs)
+    seen = [each for each in kept if each is not None]
     if not seen:
         return None
     return HospitalCalibration(
@@ -65,7 +60,6 @@ def calibration_of(line: MethodLine, center: str) -> HospitalCalibration | None:
 
 
 def _picture(curves: list[tuple[tuple[float, float], ...]], center: str) -> Markup:
-    """Smooth curves of (predicted probability, share of events), a line per repeat."""
     if not curves:
         return Markup()
     points = [np.array(curve).T for curve in curves]
@@ -79,11 +73,8 @@ def _picture(curves: list[tuple[tuple[float, float], ...]], center: str) -> Mark
 
 @dataclass(frozen=True)
 class Partner:
-    """Another hospital that this one learned from.
-
-    share: its weight in this hospital's model; NaN where the method states no weights.
-    rounds: in how many rounds of all runs they were partners.
-    """
+    """Another hospital that this one learned from.  rounds: of all runs in which they were partners.  share:
+    its weight in this hospital's model; NaN where the method states no weights."""
 
     name: str
     rounds: int
@@ -92,12 +83,9 @@ class Partner:
 
 @dataclass(frozen=True)
 class HospitalStory:
-    """One hospital.  alone, together: the main measure alone and with the page's method.
-
-    beside: (method, level) of others.  rows, events: scored, each counted once.
-    own, common: the weight of its own rows and of all hospitals together in its model, where the method
-    states weights.
-    """
+    """One hospital.  alone, together: the main measure alone and with the page's method.  beside: (method,
+    level) of others.  rows, events: scored, each counted once.  own, common: weights of its own rows and of
+    all hospitals in its model, where the method states weights."""
 
     name: str
     alone: float
@@ -114,7 +102,6 @@ class HospitalStory:
 
     @property
     def advice(self) -> str:
-        """What follows for this hospital."""
         needed, settle = self.evidence.needed, ""
         if math.isfinite(needed) and needed > self.events:
             count = f"{two_digits(needed):,}"
@@ -164,7 +151,6 @@ def hospitals_of(part: Part) -> tuple[HospitalStory, ...]:
 
 
 def _scored(lead: MethodLine, name: str, k: int) -> tuple[float, float]:
-    """Rows and events that a hospital's numbers stand on."""
     if lead.to_alone is not None and lead.to_alone.cells.others.any():
         events, others = float(lead.to_alone.cells.events[k]), float(lead.to_alone.cells.others[k])
         return events + others, events
@@ -210,8 +196,8 @@ def _stories(line: MethodLine) -> dict[str, dict[str, Any]]:
 
 # ---------------------------------------------------------------- the forest plot
 #
-# Every hospital's gain with its interval, best first. The template draws rows of a table with a small picture
-# each: positions are per cent of the cell's width, so that text keeps its size on a phone.
+# Rows of a table with a small picture each: positions are per cent of the cell's width, so that text keeps
+# its size on a phone.
 
 #: Rows of the short plot: the best and the worst.
 BEST, WORST = 10, 5
@@ -231,7 +217,6 @@ class ForestScale:
         return round(3 + 94 * share, 2)
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies inside the plot."""
         return self.low <= value <= self.high
 
     @property
@@ -243,10 +228,8 @@ class ForestScale:
 
 @dataclass(frozen=True, eq=False)
 class ForestPlot:
-    """All hospitals with at least five events, from the largest estimated gain to the largest loss.
-
-    hidden: how many others there are.  average: of these hospitals.
-    """
+    """Hospitals with at least five events, from the largest estimated gain to the largest loss; hidden: how
+    many others there are."""
 
     scale: ForestScale
     ordered: tuple[HospitalStory, ...]
@@ -260,7 +243,6 @@ class ForestPlot:
         return len(self.ordered) - BEST - WORST if few else 0
 
     def parts(self, whole: bool) -> tuple[Sequence[HospitalStory], Sequence[HospitalStory]]:
-        """The rows above and below the gap."""
         if whole or not self.between:
             return self.ordered, ()
         return self.ordered[:BEST], self.ordered[-WORST:]

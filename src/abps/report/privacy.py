@@ -37,11 +37,9 @@ MEANING = (
 
 @dataclass(frozen=True)
 class PrivacyPart:
-    """What the page shows of one federation.
-
-    unaudited: something was sent, and nobody attacked it.  sentences: what follows from the attacks.
-    spent: what private runs spent, computed again.  doubts: ledgers from which ε does not follow.
-    """
+    """What the page shows of one federation.  unaudited: something was sent, and nobody attacked it.
+    sentences: what follows from attacks.  spent: by private runs, computed again.  doubts: ledgers from which
+    ε does not follow."""
 
     unaudited: bool = False
     sentences: tuple[str, ...] = ()
@@ -51,7 +49,6 @@ class PrivacyPart:
 
 
 def privacy_part(study: Study, part: Part) -> PrivacyPart:
-    """What a partner could infer, if somebody looked, and what was spent, computed again."""
     keys = {run.key for run in study.record.runs if run.data == part.data.fingerprint}
     looked = () if study.root is None else kept(study.root)
     mine = [each for each in looked if each.key in keys]
@@ -84,7 +81,6 @@ def privacy_part(study: Study, part: Part) -> PrivacyPart:
 
 
 def read_ledger(path: Path) -> Any:
-    """A ledger's file as data."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -98,7 +94,6 @@ def spent_words(name: str, ledger: Any) -> tuple[str, bool]:
 
 
 def inferred(found: Sequence[PrivacyAudit]) -> Table:
-    """One row per method, protection, size and round."""
     columns = ("method", "protection", "training rows", "round", "centers", "alignment", "shadow models")
     rows = tuple(
         (
@@ -120,8 +115,7 @@ def inferred(found: Sequence[PrivacyAudit]) -> Table:
 
 
 def conclusions(found: Sequence[PrivacyAudit]) -> list[str]:
-    """For every method and size, what protection keeps the attacks at guessing in all rounds that were looked
-    at."""
+    """For every method and size, what protection keeps the attacks at guessing in all rounds."""
     said = []
     for each in found:
         for rows in sorted({f.rows for f in each.findings}):
@@ -151,10 +145,8 @@ def _beside(area: float, others: Mapping[str, float]) -> str:
 
 
 def write(folder: Path, found: Sequence[PrivacyAudit], spent: Sequence[str]) -> list[Path]:
-    """What was found in words (Markdown), with all digits (CSV) and, for reports, as data.
-
-    spent: sentences on ledgers, if there are some.
-    """
+    """Write what was found in words (Markdown), with all digits (CSV) and, for reports, as data.  spent:
+    sentences on ledgers."""
     files.folder(folder)
     names = ", ".join(each.method for each in found)
     lines = [f"## What a partner of {names} can infer", "", as_markdown(inferred(found))]

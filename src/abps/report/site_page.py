@@ -1,11 +1,10 @@
-"""A site's own page (what it did, believes and sent, and its model), and the page of a job."""
+"""A site's own page: what it did, believes and sent, and its model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """What was written.  model: the folder of the model, or None, and why not.
-
-    auroc: on the site's own test rows (of other outcomes than binary, their main score).
-    """
+    """What was written.  model: the folder of the model, or None and why not.  auroc: on the site's own test
+    rows (of other outcomes than binary, their main score)."""
 
     site: str
     page: Path
@@ -55,7 +52,8 @@ def site_report(store: Store, own: SiteFile, out: Path) -> SiteReport:
         value = next(iter(evaluation.measures.values()), evaluation.area).value
     except RequestError as error:
         why = f"there is none: {error}"
-    page, card = out / "report.html", "" if model is None else card_of(model, out)
+    page = out / "report.html"
+    card = "" if model is None else (model / "card.html").relative_to(out).as_posix()
     files.write_text(page, site_page(status.summary(store), store.rounds(), evaluation, card, why))
     auroc = value if math.isfinite(value) else None
     return SiteReport(own.site, page, (*written, page), model, why, auroc)
@@ -68,14 +66,8 @@ def site_page(
     card: str = "",
     why_no_model: str = "",
 ) -> str:
-    """The page from a store's summary (:func:`abps.sites.node.status.summary`) and its rounds.
-
-    evaluation, card: of the site's model on its own test rows, and where its card is; or why there is none.
-    """
-    rows = [
-        {"round": r.number, "partners": r.partners, "rest": r.rest, "validation": r.validation}
-        for r in reversed(rounds)
-    ]
+    """The page from a store's summary (:func:`abps.sites.node.status.summary`) and its rounds, with the
+    evaluation of the site's model on its own test rows and where its card is, or why there is none."""
     model = None
     if evaluation is not None:
         main = next(iter(evaluation.measures.values()), evaluation.area)
@@ -92,7 +84,7 @@ def site_page(
         "site.html",
         title=f"{summary['site']} in the study {summary['study']}",
         summary=summary,
-        rounds=rows,
+        rounds=rounds[::-1],
         model=model,
         why_no_model=why_no_model,
         drawing=None if len(rounds) < 2 else _curve(rounds),
@@ -100,37 +92,17 @@ def site_page(
 
 
 def _curve(rounds: Sequence[RoundRow]) -> Drawing:
-    from abps.report.drawing import draw
+    from abps.report.drawing import LATE, QUIET, blank, draw
+
+    def make() -> Figure:
+        figure = blank(5.5, 2.4)
+        axes = figure.subplots()
+        value = {r.number: math.nan if r.validation is None else r.validation for r in rounds}
+        axes.plot([*value], [*value.values()], color=LATE, lw=1.2)
+        alone = [r.number for r in rounds if not r.partners]
+        axes.plot(alone, [value[n] for n in alone], "o", mfc="none", mec=QUIET, ms=5)
+        axes.set(xlabel="round", ylabel="AUROC")
+        return figure
 
     caption = "AUROC on the site's own validation rows, after each round; rings: rounds without partners."
-    return draw("site-auroc", "Round by round", caption, partial(_figure, rounds))
-
-
-def _figure(rounds: Sequence[RoundRow]) -> Figure:
-    from abps.report.drawing import LATE, QUIET, blank
-
-    figure = blank(5.5, 2.4)
-    axes = figure.subplots()
-    value = [math.nan if r.validation is None else r.validation for r in rounds]
-    number = [r.number for r in rounds]
-    axes.plot(number, value, color=LATE, lw=1.2)
-    alone = [k for k, r in enumerate(rounds) if not r.partners]
-    axes.plot([number[k] for k in alone], [value[k] for k in alone], "o", mfc="none", mec=QUIET, ms=5)
-    axes.set_xlabel("round")
-    axes.set_ylabel("AUROC")
-    return figure
-
-
-def job_page(
-    report: Mapping[str, Any],
-    title: str,
-    sites: Sequence[Mapping[str, Any]] = (),
-    took: Mapping[str, float] | None = None,
-) -> str:
-    """The page of a job, from the conductor's report."""
-    return render("job.html", title=title, report=report, sites=sites, took=took or {})
-
-
-def card_of(folder: Path, below: Path) -> str:
-    """Where a model's card is, as a page in ``below`` links to it."""
-    return (folder / "card.html").relative_to(below).as_posix()
+    return draw("site-auroc", "Round by round", caption, make)

@@ -46,7 +46,6 @@ def brief(found: Comparison | None) -> str:
 
 
 def headline(part: Part) -> Table:
-    """What every method gains over training alone, its accuracy, and its bytes."""
     rows = tuple(
         (
             line.label,
@@ -82,7 +81,6 @@ def _losing(found: Comparison | None) -> str:
 
 
 def notes(part: Part) -> tuple[str, ...]:
-    """How the headline is to be read."""
     rows, events = part.scored
     how = f"out of {part.folds} folds" if part.folds else "on the test rows of one split per seed"
     look = (
@@ -106,7 +104,6 @@ def notes(part: Part) -> tuple[str, ...]:
 
 
 def _sheet(name: str, rows: Sequence[Mapping[str, float | str]]) -> Table:
-    """A table for programs: every row by column, with all digits."""
     cells = (tuple(v if isinstance(v, str) else plain(float(v)) for v in row.values()) for row in rows)
     return Table(name, "", tuple(rows[0]) if rows else (), tuple(cells))
 
@@ -166,7 +163,6 @@ def _comparison(name: str, found: Comparison | None) -> dict[str, float | str]:
 
 
 def runs(part: Part) -> Table:
-    """One line per run."""
     score = _score(part)
     rows = [
         {
@@ -188,7 +184,6 @@ def runs(part: Part) -> Table:
 
 
 def centers(part: Part) -> Table:
-    """One line per center and method."""
     rows = [
         {
             "method": line.label,
@@ -205,7 +200,6 @@ def centers(part: Part) -> Table:
 
 
 def hospitals(found: Sequence[HospitalStory]) -> Table:
-    """One line per hospital under the method that the page is about."""
     rows: list[dict[str, float | str]] = []
     for h in found:
         e, c = h.evidence, h.calibration

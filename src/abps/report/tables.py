@@ -16,8 +16,6 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: a file name, a caption, column heads, rows, and notes below."""
-
     name: str
     caption: str
     columns: tuple[str, ...]
@@ -39,7 +37,6 @@ class Table:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number, or a dash."""
     return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else NOTHING
 
 
@@ -121,7 +118,6 @@ def as_markdown(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Comma-separated values with a header."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)

@@ -1,22 +1,20 @@
 """Designs that all hospitals build alike: a formula, common levels and knots, and the matrix of one hospital.
 
 Terms are columns, ``spline(x, 4)`` (restricted cubic with so many degrees of freedom), ``a:b`` (interaction),
-``a*b`` (both and their interaction) and ``offset(x)``. What hospitals must agree on first, levels of
-categories and knots of splines, follows from sums of counts.
+``a*b`` (both and their interaction) and ``offset(x)``.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
 from abps.evaluate.calibration import restricted_cubic
-
-Floats = NDArray[np.float64]
+from abps.statistics.families import Floats
 
 #: Bins in which values are counted to find common quantiles.
 BINS = 512
@@ -35,7 +33,7 @@ _OFFSET = re.compile(r"offset\(\s*([^()]+?)\s*\)$")
 
 @dataclass(frozen=True)
 class Factor:
-    """One column of a term: as it is, or as a spline of ``df`` degrees of freedom."""
+    """A column as it is, or as a spline of ``df`` degrees of freedom."""
 
     column: str
     df: int = 0
@@ -50,7 +48,6 @@ class Formula:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that is read, once."""
         named = [factor.column for term in self.terms for factor in term]
         return tuple(dict.fromkeys([*named, *([self.offset] if self.offset else [])]))
 
@@ -96,31 +93,39 @@ def _factor(text: str) -> Factor:
 
 @dataclass(frozen=True, eq=False)
 class Schema:
-    """What all hospitals agree on before they build their designs.
-
-    levels: of each category, the reference first.  knots: of each spline's column and degrees of freedom.
-    names: of the design's columns, without intercept.
-    """
+    """What all hospitals agree on, from sums of counts, before they build their designs.  levels: of each
+    category, the reference first.  knots: of each spline's column and degrees of freedom."""
 
     formula: Formula
     levels: dict[str, tuple[str, ...]]
     knots: dict[tuple[str, int], tuple[float, ...]]
-    names: tuple[str, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the design's columns, without intercept."""
+        return tuple(name for term in self.formula.terms for name in self._names(term))
+
+    def _names(self, term: tuple[Factor, ...]) -> list[str]:
+        names = [""]
+        for factor in term:
+            own = [f"{factor.column} spline {k + 1}" for k in range(factor.df)] or [factor.column]
+            if factor.column in self.levels:
+                own = [f"{factor.column}[{level}]" for level in self.levels[factor.column][1:]]
+            names = [f"{a}:{b}" if a else b for a in names for b in own]
+        return names
 
     def build(self, frame: pl.DataFrame) -> tuple[Floats, Floats]:
         """(rows, columns) the design of one hospital's complete rows, and (rows,) its offset."""
-        parts = [self._term(frame, term) for term in self.formula.terms]
+        parts = []
+        for first, *others in self.formula.terms:
+            made = self._columns(frame, first)
+            for other in (self._columns(frame, factor) for factor in others):
+                made = (made[:, :, None] * other[:, None, :]).reshape(len(made), -1)
+            parts.append(made)
         offset = np.zeros(frame.height)
         if self.formula.offset:
             offset = frame[self.formula.offset].cast(pl.Float64).to_numpy()
         return np.concatenate(parts, axis=1), offset
-
-    def _term(self, frame: pl.DataFrame, term: tuple[Factor, ...]) -> Floats:
-        made = self._columns(frame, term[0])
-        for factor in term[1:]:
-            other = self._columns(frame, factor)
-            made = (made[:, :, None] * other[:, None, :]).reshape(len(made), -1)
-        return made
 
     def _columns(self, frame: pl.DataFrame, factor: Factor) -> Floats:
         if factor.column in self.levels:
@@ -133,28 +138,16 @@ class Schema:
 
 
 def agree(formula: Formula, frames: Sequence[pl.DataFrame], min_cell: int) -> Schema:
-    """The common schema of hospitals' complete rows.
-
-    Levels and quantiles follow from counts summed over hospitals; a level needs ``min_cell`` rows in all.
-    """
-    levels: dict[str, tuple[str, ...]] = {}
-    for column in formula.columns:
-        if not frames[0][column].dtype.is_numeric() and frames[0][column].dtype != pl.Boolean:
-            levels[column] = _levels(column, frames, min_cell)
+    """The common schema of hospitals' complete rows; a level needs ``min_cell`` rows in all."""
+    kinds = frames[0].select(formula.columns).schema
+    text = [c for c, kind in kinds.items() if not kind.is_numeric() and kind != pl.Boolean]
+    levels = {column: _levels(column, frames, min_cell) for column in text}
     knots: dict[tuple[str, int], tuple[float, ...]] = {}
     for factor in {f for term in formula.terms for f in term if f.df}:
         if factor.column in levels:
             raise RequestError(f"spline({factor.column}): it holds categories; write {factor.column}")
         knots[factor.column, factor.df] = _knots(factor, frames)
-    return schema_of(formula, levels, knots)
-
-
-def schema_of(
-    formula: Formula, levels: dict[str, tuple[str, ...]], knots: dict[tuple[str, int], tuple[float, ...]]
-) -> Schema:
-    """The schema with these levels and knots, and the names of its columns."""
-    schema = Schema(formula, levels, knots, ())
-    return Schema(formula, levels, knots, tuple(n for term in formula.terms for n in _names(schema, term)))
+    return Schema(formula, levels, knots)
 
 
 def _levels(column: str, frames: Sequence[pl.DataFrame], min_cell: int) -> tuple[str, ...]:
@@ -185,19 +178,6 @@ def _knots(factor: Factor, frames: Sequence[pl.DataFrame]) -> tuple[float, ...]:
             "degrees of freedom or the column as it is"
         )
     return tuple(float(knot) for knot in knots)
-
-
-def _names(schema: Schema, term: tuple[Factor, ...]) -> list[str]:
-    names = [""]
-    for factor in term:
-        if factor.column in schema.levels:
-            own = [f"{factor.column}[{level}]" for level in schema.levels[factor.column][1:]]
-        elif factor.df:
-            own = [f"{factor.column} spline {k + 1}" for k in range(factor.df)]
-        else:
-            own = [factor.column]
-        names = [f"{a}:{b}" if a else b for a in names for b in own]
-    return names
 
 
 def complete_rows(frame: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, int]:

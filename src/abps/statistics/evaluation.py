@@ -1,9 +1,9 @@
 """Evaluation of models at every hospital: discrimination, calibration and benefit, and how far they vary.
 
-A model is a column of probabilities, a fitted folder, an ONNX file, or coefficients. A hospital reports its
+A model is a column of probabilities, a fitted folder, an ONNX file, or coefficients. A hospital reports
 figures only above the minimum cell of events and non-events; the summary over hospitals is a random-effects
-one. Hospitals that took no part in a model's making can be held apart and compared with what the others
-predict for a further hospital.
+one. Hospitals that took no part in a model's making can be compared with what the others predict for a
+further one.
 """
 
 import json
@@ -21,11 +21,9 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.evaluate.calibration import calibration
 from abps.evaluate.performance import area, at_threshold
-from abps.statistics.families import LIKELIHOODS, HospitalRows
+from abps.statistics.families import LIKELIHOODS, Floats, HospitalRows
 from abps.statistics.heterogeneity import EffectHeterogeneity, dersimonian_laird, random_effects, summarise
 from abps.statistics.newton import LEAST_AVERAGED, SumProgram, program, split_total
-
-Floats = NDArray[np.float64]
 
 #: Half the width of a 95 % interval in standard errors; and the most levels of a column of subgroups.
 NORMAL: Final = 1.959963984540054
@@ -37,11 +35,9 @@ ALL: Final = "all"
 
 @dataclass(frozen=True)
 class AtHospital:
-    """One model at one hospital; nothing but its name where it has too few events or non-events.
-
-    auroc_se: by DeLong.  intercept, slope: of calibration.
-    benefit: net benefit at each threshold.  subgroup: column=level, or all.
-    """
+    """One model at one hospital; nothing but its name where it has too few events or non-events.  auroc_se:
+    by DeLong.  intercept, slope: of calibration.  benefit: net benefit at each threshold.  subgroup:
+    column=level, or all."""
 
     model: str
     hospital: str
@@ -88,9 +84,7 @@ class HospitalEvaluation:
     def summary(self, model: str, subgroup: str = ALL) -> dict[str, float] | None:
         """AUROC of the average hospital with its 95 % interval, and where that of a further one would lie."""
         found = self.summaries[model, subgroup]
-        if found is None:
-            return None
-        return _on_auroc_scale(found)
+        return None if found is None else _on_auroc_scale(found)
 
     def transport(self, model: str) -> list[str]:
         """A sentence for every hospital that took no part: its AUROC beside what the others predict."""
@@ -98,19 +92,16 @@ class HospitalEvaluation:
         for one in self.results:
             if one.model != model or one.subgroup != ALL or one.hospital not in self.outside:
                 continue
-            if one.auroc is None or expected is None or not np.isfinite(expected["next_low"]):
-                said.append(f"{model} at {one.hospital}: too few events, or too few other hospitals, to say")
-                continue
-            low, high = expected["next_low"], expected["next_high"]
-            where = "inside" if low <= one.auroc <= high else "outside"
-            said.append(
-                f"{model} at {one.hospital}: AUROC {one.auroc:.3f}, {where} the {low:.3f} to {high:.3f} that "
-                "the others predict for a further hospital"
-            )
+            words = "too few events, or too few other hospitals, to say"
+            if one.auroc is not None and expected is not None and np.isfinite(expected["next_low"]):
+                low, high = expected["next_low"], expected["next_high"]
+                where = "inside" if low <= one.auroc <= high else "outside"
+                others = f"{low:.3f} to {high:.3f} that the others predict for a further hospital"
+                words = f"AUROC {one.auroc:.3f}, {where} the {others}"
+            said.append(f"{model} at {one.hospital}: {words}")
         return said
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: every figure, and the summaries."""
         summaries = [
             {"model": model, "subgroup": subgroup, **(self.summary(model, subgroup) or {})}
             for model, subgroup in self.summaries
@@ -121,7 +112,6 @@ class HospitalEvaluation:
 
 
 def _on_auroc_scale(found: EffectHeterogeneity) -> dict[str, float]:
-    """A summary of log odds of AUROC, as AUROC."""
     names = ("mean", "low", "high", "next_low", "next_high")
     back = {name: float(expit(getattr(found, name))) for name in names}
     return {**back, "tau2": found.tau2, "i2": found.i2, "hospitals": float(found.hospitals)}
@@ -137,9 +127,7 @@ def evaluate_models(
     outside: Collection[str] = (),
 ) -> HospitalEvaluation:
     """Models by name, each with the (rows,) probabilities that it gives, against outcomes of 0 and 1.
-
-    subgroups: columns by name, (rows,) text.  outside: hospitals that took no part in making the models.
-    """
+    subgroups: columns by name, (rows,) text.  outside: hospitals that took no part in making the models."""
     outcome, names = np.asarray(y, dtype=np.float64), np.asarray(hospital, dtype=object)
     if not np.isin(outcome, (0.0, 1.0)).all():
         raise RequestError("the outcome has values other than 0 and 1; write the event as 1")
@@ -154,10 +142,11 @@ def evaluate_models(
         if len(p) != len(outcome) or not ((p >= 0) & (p <= 1)).all():
             raise RequestError(f"{model!r}: give one probability between 0 and 1 for every row")
         for subgroup, mask in masks.items():
-            own = []
-            for place in places:
-                here = mask & (names == place)
-                own.append(_at(model, str(place), p[here], outcome[here], thresholds, min_cell, subgroup))
+            at = {str(place): mask & (names == place) for place in places}
+            own = [
+                _at(model, place, p[here], outcome[here], thresholds, min_cell, subgroup)
+                for place, here in at.items()
+            ]
             results += own
             summaries[model, subgroup] = _summary([one for one in own if one.hospital not in outside])
     return HospitalEvaluation(tuple(results), summaries, tuple(thresholds), min_cell, tuple(sorted(outside)))
@@ -214,13 +203,9 @@ def _summary(own: Sequence[AtHospital]) -> EffectHeterogeneity | None:
 
 @dataclass(frozen=True)
 class EvaluationTotals:
-    """A model at all hospitals together, from totals.
-
-    hospitals, rows, events: that took part.  auroc: random-effects summary of the log odds of the AUROC of
+    """A model at all hospitals together, from totals.  auroc: random-effects summary of its log odds at
     hospitals with enough events and non-events; None where they are too few to average without showing one.
-    observed_expected: events over those that the model expects.  intercept, slope: of calibration, with
-    standard errors.  benefit: net benefit by threshold.
-    """
+    intercept, slope: of calibration, with standard errors."""
 
     model: str
     hospitals: int
@@ -235,7 +220,6 @@ class EvaluationTotals:
     notes: tuple[str, ...] = ()
 
     def write(self, out: Path) -> list[Path]:
-        """evaluation.json in a folder."""
         body: dict[str, Any] = {"schema": "abps.evaluation-totals/1", **asdict(self)}
         if self.auroc is not None:
             body["auroc"] = _on_auroc_scale(self.auroc)
@@ -247,11 +231,8 @@ class EvaluationTotals:
 def evaluation_program(
     p: Floats, y: Floats, thresholds: Sequence[float], min_cell: int, model: str
 ) -> SumProgram[EvaluationTotals]:
-    """What one hospital does for the evaluation of a model at all: two totals, and those of the calibration.
-
-    p, y: (rows,) probabilities and outcomes. A hospital with fewer events or non-events than ``min_cell``
-    adds nothing.
-    """
+    """What one hospital does for the evaluation of a model at all, from its (rows,) probabilities and
+    outcomes: two totals, and those of the calibration. With too few events or non-events it adds nothing."""
     own = _at(model, "", p, y, (), min_cell, ALL)
     if own.rows is None:  # too few events or non-events: nothing of this hospital is in any total
         p, y = p[:0], y[:0]
@@ -293,17 +274,13 @@ def formula_probabilities(frame: pl.DataFrame, coefficients: Mapping[str, float]
     """(rows,) probabilities of a logistic formula: ``{"intercept": -3.2, "age": 0.04, "sex[male]": 0.3}``."""
     total = np.full(frame.height, float(coefficients.get("intercept", 0.0)))
     for name, value in coefficients.items():
+        column, bracket, level = name.partition("[")
         if name == "intercept":
             continue
-        column, bracket, level = name.partition("[")
         if column not in frame.columns:
             raise RequestError(f"the formula names {column!r}, which the table has not")
-        if bracket:
-            text = frame[column].cast(pl.String)
-            _no_gaps(text)
-            total += value * (text == level.rstrip("]")).to_numpy().astype(float)
-        else:
-            total += value * _no_gaps(frame[column].cast(pl.Float64)).to_numpy()
+        known = _no_gaps(frame[column].cast(pl.String if bracket else pl.Float64))
+        total += value * (known == level.rstrip("]") if bracket else known).cast(pl.Float64).to_numpy()
     return np.asarray(expit(total))
 
 
@@ -320,17 +297,12 @@ def onnx_probabilities(frame: pl.DataFrame, path: Path) -> Floats:
     except ImportError as error:
         raise RequestError(f"{path}: ONNX needs the package onnxruntime; install abps[onnx]") from error
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    declared = session.get_modelmeta().custom_metadata_map.get("inputs")
-    wanted = [one.name for one in session.get_inputs()]
-    lacking = [
-        name
-        for name in (json.loads(declared)["numbers"] if declared else wanted)
-        if name not in frame.columns
-    ]
+    named = json.loads(session.get_modelmeta().custom_metadata_map.get("inputs", "{}"))
+    wanted = named["numbers"] if named else [one.name for one in session.get_inputs()]
+    lacking = [name for name in wanted if name not in frame.columns]
     if lacking:
         raise RequestError(f"{path} needs a column {lacking[0]!r}, which the table has not")
-    if declared:
-        named = json.loads(declared)
+    if named:
         numbers = frame.select(pl.col(named["numbers"]).cast(pl.Float64)).fill_null(np.nan).to_numpy()
         levels = [
             (frame[column].cast(pl.String).fill_null("") == level).to_numpy().astype(np.float64)

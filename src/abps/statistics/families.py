@@ -1,8 +1,6 @@
-"""Likelihoods: what one hospital computes from its rows at given coefficients.
-
-Each family returns the log-likelihood, its gradient (the score) and the negative Hessian (the observed
-information) of a hospital's rows. Sums of these over hospitals are those of the pooled rows.
-"""
+"""What one hospital computes from its rows at given coefficients: the log-likelihood, its gradient (the
+score) and negative Hessian (the observed information). Their sums over hospitals are those of the pooled
+rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,11 +42,8 @@ POINTS: Final = 15
 
 @dataclass(frozen=True)
 class CanonicalGLM:
-    """A generalised linear model with canonical link: score X'(y - mu), information X'VX.
-
-    mean: (rows,) mean and variance at a linear predictor.  loglik: (rows,) of outcomes at linear predictors.
-    link: the linear predictor of a mean.
-    """
+    """A generalised linear model with canonical link: score X'(y - mu), information X'VX.  mean: (rows,) mean
+    and variance at linear predictors.  loglik: (rows,).  link: the linear predictor of a mean."""
 
     name: str
     mean: Callable[[Floats], tuple[Floats, Floats]]
@@ -57,7 +52,6 @@ class CanonicalGLM:
     intercept: bool = True
 
     def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
-        """Log-likelihood, score and information of one hospital."""
         eta = rows.x @ beta + rows.offset
         mean, variance = self.mean(eta)
         information = (rows.x * variance[:, None]).T @ rows.x
@@ -75,10 +69,7 @@ def _rate(eta: Floats) -> Floats:
 
 #: Binary outcome; coefficients are log odds ratios.
 LOGISTIC: Final = CanonicalGLM(
-    "logistic",
-    _bernoulli,
-    lambda y, eta: y * eta - np.logaddexp(0.0, eta),
-    lambda mean: float(logit(mean)),
+    "logistic", _bernoulli, lambda y, eta: y * eta - np.logaddexp(0.0, eta), lambda mean: float(logit(mean))
 )
 
 #: Counts; coefficients are log rate ratios.
@@ -105,14 +96,12 @@ class CoxLikelihood:
     intercept = False
 
     def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
-        """Partial log-likelihood of one hospital, its score and information."""
         assert rows.time is not None
         order = np.argsort(-rows.time, kind="stable")  # the latest first: risk sets are running sums
         x, time, event = rows.x[order], rows.time[order], rows.y[order] > 0
         eta = x @ beta + rows.offset[order]
-        weight = np.exp(eta - eta.max()) if len(eta) else eta
-        shift = eta.max() if len(eta) else 0.0
-        p = x.shape[1]
+        shift, p = eta.max(initial=-np.inf), x.shape[1]
+        weight = np.exp(eta - shift)
         risk, first, second = 0.0, np.zeros(p), np.zeros((p, p))
         loglik, score, information = 0.0, np.zeros(p), np.zeros((p, p))
         bounds = np.flatnonzero(np.diff(time)) + 1
@@ -126,8 +115,7 @@ class CoxLikelihood:
             deaths = int(failed.sum())
             if not deaths:
                 continue
-            dw = weight[now][failed]
-            dx = x[now][failed]
+            dw, dx = weight[now][failed], x[now][failed]
             tied, tied_first = dw.sum(), (dw[:, None] * dx).sum(axis=0)
             tied_second = (dw[:, None] * dx).T @ dx
             loglik += float(eta[now][failed].sum()) - deaths * shift
@@ -151,8 +139,7 @@ LIKELIHOODS: dict[str, Likelihood] = {f.name: f for f in (LOGISTIC, NORMAL, POIS
 
 
 def profiled(family: CanonicalGLM) -> Part:
-    """A hospital's part with its own intercept at its best: score and information of the other
-    coefficients."""
+    """A hospital's part, own intercept at its best: score and information of the other coefficients."""
 
     def part(rows: HospitalRows, beta: Floats) -> Sums:
         p = rows.x.shape[1]
@@ -166,6 +153,11 @@ def profiled(family: CanonicalGLM) -> Part:
         return Sums(float(family.loglik(rows.y, eta).sum()), rows.x.T @ (rows.y - mean), information)
 
     return part
+
+
+def fixed_part(family: Likelihood) -> Part:
+    """A hospital's part without a common intercept."""
+    return profiled(family) if isinstance(family, CanonicalGLM) else family.sums
 
 
 def own_intercept(family: CanonicalGLM, y: Floats, eta: Floats, precision: float = 0.0) -> float:
@@ -188,7 +180,7 @@ def own_fit(family: Likelihood, rows: HospitalRows) -> Floats:
     beta = np.zeros(rows.x.shape[1])
     if family.name == "linear" or not len(rows.y):  # quadratic everywhere
         return beta
-    part = profiled(family) if isinstance(family, CanonicalGLM) else family.sums
+    part = fixed_part(family)
     variance, about = rows.x.var(axis=0), rows.x - rows.x.mean(axis=0)
     ridge = np.where(variance > 0.0, variance, 1.0)
     for _ in range(5):
@@ -202,8 +194,8 @@ def integrated(family: CanonicalGLM) -> Part:
     """A hospital's part with a normal intercept of its own integrated out (adaptive Gauss-Hermite).
 
     Parameters (p + 1,): coefficients, the first of the common intercept, and the log of the deviation. The
-    gradient is the mean of the complete score over the intercept's posterior, the information the mean
-    complete information less the variance of that score (Louis 1982).
+    score is the mean complete score over the intercept's posterior, the information the mean complete
+    information less the variance of that score (Louis 1982).
     """
     nodes, weights = hermgauss(POINTS)
 

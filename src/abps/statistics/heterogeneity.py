@@ -1,8 +1,8 @@
-"""How much an effect differs between hospitals: random-effects meta-analysis of hospital estimates.
+"""Random-effects meta-analysis of hospitals' estimates of an effect.
 
 Between-hospital variance by restricted maximum likelihood, intervals by Hartung and Knapp, the prediction
-interval of a further hospital by Higgins, Thompson and Spiegelhalter (2009). These take a hospital's estimate
-for normal, which fails at small counts; there :func:`likelihood_summary` uses the hospitals' own likelihoods.
+interval of a further hospital by Higgins, Thompson and Spiegelhalter (2009). Where counts are too small for
+normal estimates, :func:`likelihood_summary` uses the hospitals' own likelihoods.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LikelihoodSummary:
-    """Mean effect with its 95 % profile-likelihood interval, and the deviation between hospitals (maximum
-    likelihood)."""
+    """Mean effect with its 95 % profile-likelihood interval; tau: deviation between hospitals (ML)."""
 
     mean: float
     low: float
@@ -35,10 +34,10 @@ class LikelihoodSummary:
 class EffectHeterogeneity:
     """A summary of k hospitals' estimates of one effect.
 
-    mean, low, high: of the average effect (95 %, Hartung-Knapp).  next_low, next_high: where the effect of a
-    further hospital would lie.  tau2: between-hospital variance.  i2: share of variance beyond chance.
-    q, p: Cochran's test of no difference.  likelihood: the summary without normal estimates, where counts
-    are small.  method: of tau2, REML or DL (DerSimonian and Laird, from sums).  NaN: too few hospitals.
+    mean, low, high: of the average effect (95 %, Hartung-Knapp). next_low, next_high: where the effect of a
+    further hospital would lie. tau2: between-hospital variance, by REML or DL (DerSimonian and Laird, from
+    sums). i2: share of variance beyond chance. q, p: Cochran's test of no difference. likelihood: the summary
+    where counts are small. NaN: too few hospitals.
     """
 
     hospitals: int
@@ -63,8 +62,7 @@ class EffectHeterogeneity:
 
 
 def dersimonian_laird(k: float, w: float, w2: float, q: float) -> float:
-    """The between-hospital variance by moments, zero at least: of k hospitals with these sums of weights and
-    squared weights, and Cochran's Q."""
+    """Between-hospital variance by moments, from sums of weights and squared weights, and Cochran's Q."""
     spread = w - w2 / w if w > 0.0 else 0.0
     return max(0.0, float((q - (k - 1.0)) / spread)) if spread > 1e-9 * w else 0.0
 
@@ -76,11 +74,9 @@ def random_effects(
     sums: tuple[float, float, float],
     method: str = "DL",
 ) -> EffectHeterogeneity:
-    """The summary that follows from sums over k hospitals.
-
-    fixed: of weights 1/variance, of their squares, and Cochran's Q.  sums: of weights 1/(variance + tau2),
-    and of estimates and their squares with these weights.
-    """
+    """The summary that follows from sums over k hospitals.  fixed: of weights 1/variance, of their squares,
+    and Cochran's Q.  sums: of weights 1/(variance + tau2), and of estimates and their squares with these
+    weights."""
     w, w2, q = fixed
     total, first, second = sums
     mean = first / total
@@ -130,7 +126,7 @@ def summarise(estimates: Floats, variances: Floats) -> EffectHeterogeneity:
 def hospital_estimates(fits: Sequence[Fit], column: int) -> tuple[Floats, Floats]:
     """(hospitals,) one effect at every hospital and its variance, NaN where its rows say nothing of it.
 
-    One Newton step of the hospital's own likelihood from the common estimate, in this coefficient, with its
+    One Newton step of the hospital's own likelihood from the common estimate in this coefficient, with its
     own intercept and the other coefficients as they are for all: stable where a fit of its own is not.
     """
     common = fits[0].beta[len(fits[0].beta) - len(fits[0].score) + column]
@@ -141,8 +137,7 @@ def hospital_estimates(fits: Sequence[Fit], column: int) -> tuple[Floats, Floats
 
 
 def effect_profile(rows: HospitalRows, beta: Floats, column: int, at: Floats, family: Likelihood) -> Floats:
-    """(points,) a hospital's log-likelihood at values of one effect, own intercept at its best, the other
-    effects (p,) as they are for all."""
+    """(points,) a hospital's log-likelihood at values of one effect, its own intercept profiled out."""
     if not isinstance(family, CanonicalGLM):
         moved = [np.where(np.arange(len(beta)) == column, b, beta) for b in at]
         return np.array([family.sums(rows, each).loglik for each in moved])
@@ -159,11 +154,8 @@ def effect_profile(rows: HospitalRows, beta: Floats, column: int, at: Floats, fa
 
 
 def likelihood_summary(at: Floats, profiles: Floats, start: tuple[float, float]) -> LikelihoodSummary:
-    """Random effects with the hospitals' own likelihoods instead of normal estimates.
-
-    at: (points,) values of the effect; profiles: (hospitals, points) log-likelihoods there; start: mean and
-    deviation to begin with.
-    """
+    """Random effects from the hospitals' own likelihoods: (hospitals, points) profiles at (points,) values.
+    start: mean and deviation to begin with."""
     from scipy import interpolate, optimize  # 20 MB, which a hospital's process does not need
 
     curve = interpolate.CubicSpline(at, profiles - profiles.max(axis=1, keepdims=True), axis=1)
@@ -192,9 +184,6 @@ def likelihood_summary(at: Floats, profiles: Floats, start: tuple[float, float])
     def beyond(mean: float) -> float:
         return profile(mean)[0] - float(best.fun) - half
 
-    ends = [
-        float(optimize.brentq(beyond, best.x, end)) if beyond(end) > 0 else float(end)
-        for end in (at[0], at[-1])
-    ]
+    low, high = (optimize.brentq(beyond, best.x, end) if beyond(end) > 0 else end for end in (at[0], at[-1]))
     tau = float(np.exp(profile(best.x)[1]))
-    return LikelihoodSummary(float(best.x), ends[0], ends[1], 0.0 if tau < unit * 2e-3 else tau)
+    return LikelihoodSummary(float(best.x), float(low), float(high), 0.0 if tau < unit * 2e-3 else tau)

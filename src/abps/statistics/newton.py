@@ -1,22 +1,18 @@
 """Newton's method on sums: every round each hospital adds its log-likelihood, score and information.
 
-Every hospital runs the same program (:func:`program`). It yields a vector of the hospital's own numbers, is
-sent the total over all hospitals, and goes on from that; so all arrive at the same fit, that of the pooled
-rows, and nobody needs to see a single hospital's numbers. :func:`fit` runs the programs of all hospitals of a
-table side by side; between sites each runs where its rows are, and totals come from masked sums.
+Every hospital runs :func:`program`: it yields a vector of the hospital's own numbers and is sent the total
+over all hospitals, so all arrive at the fit of the pooled rows, and nobody sees a single hospital's numbers.
+:func:`fit` runs the programs of all hospitals of a table; between sites totals come from masked sums. Columns
+are standardised by common means and deviations; estimates are on the original scale.
 
-Columns are standardised by common means and deviations first; estimates are on the original scale.
-
-Intercepts are ``common`` (one for all), ``fixed`` (one per hospital, profiled out at the hospital, which
-keeps it) or ``random`` (normal around a common one; the hospital integrates over its own: exactly in linear
-models, by adaptive quadrature in others).
+Intercepts are ``common``, ``fixed`` (one per hospital, profiled out there) or ``random`` (normal around a
+common one; the hospital integrates over its own: exactly in linear models, else by adaptive quadrature).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Final, TypeVar
 
@@ -34,11 +30,11 @@ from abps.statistics.families import (
     Likelihood,
     Part,
     Sums,
+    fixed_part,
     integrated,
     normal_intercepts,
     own_fit,
     own_intercept,
-    profiled,
 )
 from abps.statistics.heterogeneity import EffectHeterogeneity, dersimonian_laird, random_effects
 
@@ -88,8 +84,8 @@ SumProgram = Generator[Floats, Floats, T]
 
 @dataclass(frozen=True, eq=False)
 class CommonScale:
-    """Means and deviations (p,) of all hospitals' rows; the rows, hospitals and events; outcomes over
-    exposures; the deviation of a continuous outcome (1 for others); whether there is an offset."""
+    """Means and deviations (p,) over all hospitals.  rate: outcomes over exposures.  spread: the deviation of
+    a continuous outcome (1 for others)."""
 
     mean: Floats
     deviation: Floats
@@ -113,14 +109,12 @@ class CommonScale:
 class Fit:
     """Coefficients (k,) on the original scale, with their covariance (k, k).
 
-    names: of the coefficients.  loglik, null: at the estimate, and without any column (NaN: not known).
-    rows, events, hospitals: that took part.  rounds, entries: totals that were needed, and numbers in all of
-    them.  sd: of random intercepts (NaN without).  unit: (p,) of the coefficients.  score: (p,) at the
-    estimate on the original scale; information: (p, p), both of this hospital and of the columns alone, own
-    intercept profiled out.
-    differences: how each effect differs between hospitals, as far as sums say.  equal: score test that all
-    effects are the same everywhere (statistic, degrees of freedom, p).
-    unsettled: the last step in standard errors where the fit has not converged, else 0.
+    null: log-likelihood without any column (NaN: not known). rounds, entries: totals that were needed, and
+    numbers in all of them. sd: of random intercepts (NaN without). unit: (p,) of the coefficients. score:
+    (p,) and information: (p, p) of this hospital and of the columns alone, own intercept profiled out.
+    differences: how each effect differs between hospitals, as far as sums say. equal: score test that all
+    effects are the same everywhere (statistic, degrees of freedom, p). unsettled: the last step in standard
+    errors where the fit has not converged, else 0.
     """
 
     names: tuple[str, ...]
@@ -148,7 +142,7 @@ class Fit:
 
 
 def together(programs: Sequence[SumProgram[T]]) -> list[T]:
-    """Run the programs of all hospitals side by side, on totals as masked sums give them; their results."""
+    """The results of all hospitals' programs, run side by side on totals as masked sums give them."""
     vectors = [next(each) for each in programs]
     while True:
         total = fixed_point.exact_sum(np.stack(vectors))
@@ -170,11 +164,8 @@ def fit(
     robust: bool = False,
     min_cell: int = 0,
 ) -> list[Fit]:
-    """The regression of all hospitals' rows, as each hospital ends with it.
-
-    rows: a design for each hospital.  names: of its columns.  intercepts: common, fixed or random.
-    robust: allow for correlation within hospitals.  min_cell: fewest events of a level.
-    """
+    """The regression of all hospitals' rows, as each hospital ends with it.  intercepts: common, fixed or
+    random.  robust: allow for correlation within hospitals.  min_cell: fewest events of a level."""
     return together([program(one, names, family, intercepts, robust, min_cell) for one in rows])
 
 
@@ -184,12 +175,9 @@ def fit(
 def _first_total(
     rows: HospitalRows, names: Sequence[str], family: Likelihood, own: bool, min_cell: int, sent: list[int]
 ) -> SumProgram[tuple[CommonScale, Floats, float]]:
-    """Common means and deviations; coefficients where the sum of hospitals' likelihoods, each taken for
-    quadratic around its own fit, is largest; and the residual variance of a linear model with own intercepts.
-    Refuses a design that is too fine for the rows.
-
-    Sums of squares of a column in its own unit may be large or tiny: each number travels as three.
-    """
+    """Common scales; the start, where the sum of hospitals' likelihoods, each taken for quadratic around its
+    own fit, is largest; and the residual variance of a linear model with own intercepts. Refuses a design
+    that is too fine for the rows. Sums of squares may be large or tiny: each number travels as three."""
     n, p = rows.x.shape
     linear, event = family.name == "linear", rows.y > 0
     kinds = [np.ones(n, dtype=bool)] if linear else [event, ~event] if family.name == "logistic" else [event]
@@ -201,7 +189,7 @@ def _first_total(
         fit = np.append(intercept, fit)
         here = family.sums(_with_ones(rows), fit)
     else:
-        here = _fixed_part(family)(rows, fit)
+        here = fixed_part(family)(rows, fit)
     slope = here.score + here.information @ fit
     y = rows.y - rows.offset if linear else rows.y
     wrong = (y != np.floor(np.maximum(y, 0.0))).sum() if family.name == "poisson" else 0
@@ -238,11 +226,6 @@ def _first_total(
     return scale, start / spread, residual
 
 
-def _fixed_part(family: Likelihood) -> Part:
-    """A hospital's part without a common intercept."""
-    return profiled(family) if isinstance(family, CanonicalGLM) else family.sums
-
-
 def _with_ones(rows: HospitalRows) -> HospitalRows:
     return replace(rows, x=np.column_stack([np.ones(len(rows.y)), rows.x]))
 
@@ -270,9 +253,8 @@ def _enough_rows(
         )
     of = {"logistic": "events or non-events", "linear": "rows"}.get(family.name, "events")
     if events < max(min_cell, 1):
-        if events == 0:
-            raise RequestError(NOTHING)
-        raise RequestError(f"fewer than {min_cell} {of} in the rows used; there is nothing to explain")
+        few = f"fewer than {min_cell} {of} in the rows used; there is nothing to explain"
+        raise RequestError(few if events else NOTHING)
     for name, number, least in zip(names, plain, small):
         if not number and least < min_cell:
             raise RequestError(
@@ -286,9 +268,8 @@ def _enough_rows(
 
 @dataclass(frozen=True, eq=False)
 class _Maximum:
-    """Parameters, those ``at`` which the last totals were taken one step before, covariance of all of them,
-    log-likelihood; what the closing totals say; and the last step in standard errors where it was too long
-    (0: the fit converged)."""
+    """Parameters, and those ``at`` which the last totals were taken, one step before.  last: the closing
+    totals.  unsettled: the last step in standard errors where it was too long."""
 
     theta: Floats
     at: Floats
@@ -310,15 +291,8 @@ class _Fitting:
     min_cell: int
     sent: list[int]
 
-    @cached_property
-    def random_part(self) -> Part:
-        """A hospital's part with a random intercept."""
-        assert isinstance(self.family, CanonicalGLM)
-        return normal_intercepts if self.family.name == "linear" else integrated(self.family)
-
     @property
     def columns(self) -> HospitalRows:
-        """The rows without a column of ones."""
         return replace(self.rows, x=self.rows.x[:, self.names[0] == "intercept" :])
 
     def total(self, vector: Floats) -> SumProgram[Floats]:
@@ -342,11 +316,9 @@ class _Fitting:
     def climb(
         self, part: Part, points: Sequence[Floats], tolerance: float = TOLERANCE, closes: bool = False
     ) -> SumProgram[_Maximum | None]:
-        """The maximum from the best of some points; none if the deviation of random intercepts vanishes.
-
-        Far from the maximum a round tries several step lengths. The round that is expected to be the last
-        (``closes``) has the closing totals beside those at its point.
-        """
+        """The maximum from the best of some points; none if the deviation of random intercepts vanishes. Far
+        from it a round tries several step lengths; the round that is expected to be the last (``closes``) has
+        the closing totals, too."""
         k, closing = len(self.names), self.closing(part)
         best: tuple[Floats, Sums] | None = None
         while True:
@@ -377,7 +349,6 @@ class _Fitting:
 
     @property
     def empty(self) -> Floats:
-        """Coefficients of a model without any column."""
         empty = np.zeros(len(self.names))
         if isinstance(self.family, CanonicalGLM) and self.names[0] == "intercept":
             empty[0] = self.family.link(self.scale.rate / self.scale.spread)
@@ -385,7 +356,7 @@ class _Fitting:
 
     def fixed(self, start: Floats) -> SumProgram[tuple[_Maximum, float]]:
         """The maximum without random intercepts, and NaN for their deviation."""
-        part = self.family.sums if self.names[0] == "intercept" else _fixed_part(self.family)
+        part = self.family.sums if self.names[0] == "intercept" else fixed_part(self.family)
         points = [start, (start + self.empty) / 2.0]
         found = yield from self.climb(part, points, closes=self.family.name == "linear")
         assert found is not None
@@ -393,12 +364,11 @@ class _Fitting:
 
     def random(self, start: Floats) -> SumProgram[tuple[_Maximum, float]]:
         """The maximum with random intercepts, and their deviation; where hospitals do not differ, the fit
-        with one intercept.
-
-        The first rounds have the totals at several deviations: the likelihood as a function of the deviation
-        is far from quadratic, and Newton's method in it slow.
-        """
-        part, grid = self.random_part, [self._conditional(start, sd) for sd in DEVIATIONS]
+        with one intercept. The first rounds have totals at several deviations: the likelihood as a function
+        of the deviation is far from quadratic, and Newton's method in it slow."""
+        assert isinstance(self.family, CanonicalGLM)
+        part = normal_intercepts if self.family.name == "linear" else integrated(self.family)
+        grid = [self._conditional(start, sd) for sd in DEVIATIONS]
         k, nearly, most = len(self.names), NEARLY * RANDOM_TOLERANCE**0.5, None
         for apart in APART:
             totals, _ = yield from self.sums(part, grid, np.zeros(0))
@@ -424,8 +394,8 @@ class _Fitting:
         return most, 0.0
 
     def _conditional(self, start: Floats, sd: float) -> Floats:
-        """Parameters with random intercepts of a deviation at which means over hospitals are about those
-        with one intercept (Zeger, Liang and Albert 1988)."""
+        """Parameters whose means over hospitals are about those with one intercept (Zeger, Liang, Albert
+        1988)."""
         if self.family.name == "logistic":
             start = start * np.sqrt(1.0 + 0.346 * sd**2)
         elif self.family.name == "poisson":
@@ -442,11 +412,11 @@ class _Fitting:
     def own_effects(self, theta: Floats) -> Sums:
         """This hospital's part at parameters, of the columns alone, own intercept profiled out."""
         rows, first = self.columns, int(self.names[0] == "intercept")
-        return _fixed_part(self.family)(rows, theta[first : first + rows.x.shape[1]])
+        return fixed_part(self.family)(rows, theta[first : first + rows.x.shape[1]])
 
     def closing(self, part: Part) -> Callable[[Floats], Floats]:
-        """What is added up at the end: the log-likelihood without any column, outer products of scores where
-        standard errors are to allow for correlation within hospitals, and how hospitals differ."""
+        """What is added up at the end: the log-likelihood without any column, outer products of scores for
+        robust standard errors, and how hospitals differ."""
 
         def extras(theta: Floats) -> Floats:
             null = part(self.rows, self.empty).loglik if len(theta) == len(self.names) else 0.0
@@ -455,22 +425,14 @@ class _Fitting:
             own = self.own_effects(theta)
             used, weight = self._used(own), np.diag(own.information)
             safe = np.where(used, weight, 1.0)
-            each = np.stack(
-                [
-                    np.ones_like(safe),
-                    safe / self.typical,
-                    own.score,
-                    own.score**2 / safe,
-                    (safe / self.typical) ** 2,
-                ]
-            )
+            w = safe / self.typical
+            each = np.stack([np.ones_like(w), w, own.score, own.score**2 / safe, w**2])
             return np.concatenate([[null], outer, (each * used).ravel(), _score_test(own, used)])
 
         return extras
 
     def _used(self, own: Sums) -> NDArray[np.bool_]:
-        """(p,) whether this hospital's estimate of an effect counts: enough events, rows of each level, and
-        information."""
+        """(p,) whether this hospital's estimate counts: enough events, rows of each level, information."""
         x, y = self.columns.x, self.rows.y
         low, high = x.min(axis=0, initial=np.inf), x.max(axis=0, initial=-np.inf)
         flag = ((x == low) | (x == high)).all(axis=0)
@@ -517,8 +479,8 @@ class _Fitting:
 
 
 def _score_test(own: Sums, used: NDArray[np.bool_]) -> Floats:
-    """(2,) a hospital's part of Rao's test of equal effects, and its rank: effects that its rows cannot tell
-    apart count with those that they can."""
+    """(2,) a hospital's part of Rao's test of equal effects, and its rank: effects that its rows cannot
+    separate count with those that they can."""
     if not used.any():
         return np.zeros(2)
     value, vector = np.linalg.eigh(own.information[np.ix_(used, used)])
@@ -560,7 +522,11 @@ def program(
         free = scale.rows - k - (scale.hospitals if intercepts == "fixed" else 0)
         phi = _residual(-2.0 * loglik / max(free, 1.0))
         covariance = covariance * phi
-        loglik, null = (_normal_loglik(v, scale) for v in (loglik, null))
+        # the residual variance at its best instead of unit variance
+        loglik, null = (
+            -0.5 * scale.rows * float(np.log(2.0 * np.pi * residual * scale.spread**2) + 1.0)
+            for residual in (max(-2.0 * v / scale.rows, 1e-300) for v in (loglik, null))
+        )
     if robust:
         bread = found.covariance
         meat = _symmetric(found.last[1 : 1 + len(bread) * (len(bread) + 1) // 2], len(bread))
@@ -584,12 +550,6 @@ def _residual(variance: float) -> float:
     return variance
 
 
-def _normal_loglik(value: float, scale: CommonScale) -> float:
-    """A normal log-likelihood with the residual variance at its best, from that with unit variance."""
-    residual = max(-2.0 * value / scale.rows, 1e-300)
-    return -0.5 * scale.rows * float(np.log(2.0 * np.pi * residual * scale.spread**2) + 1.0)
-
-
 def _direction(at: Sums) -> Floats:
     """Newton's step; where the information is not positive definite, along its absolute curvature."""
     value, vector = np.linalg.eigh(at.information)
@@ -599,9 +559,9 @@ def _direction(at: Sums) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class _AtDeviation:
-    """The log-likelihood as a function of the log of the deviation alone: its value, slope and curvature with
-    the other parameters at their best by Newton's step; these parameters and their rates; and the square of
-    that step in standard errors."""
+    """The profile likelihood in the log of the deviation, other parameters at their best by Newton's step:
+    its value, slope and curvature; these parameters and their rates; the square of that step in standard
+    errors."""
 
     log_sd: float
     value: float
@@ -621,7 +581,6 @@ class _AtDeviation:
         return cls(float(theta[-1]), value, float(slope), float(curvature), rest, -turn, gain)
 
     def moved(self, change: float) -> Floats:
-        """The parameters with another log of the deviation."""
         return np.append(self.rest + change * self.rates, self.log_sd + change)
 
     def newton(self) -> Floats:
@@ -630,19 +589,15 @@ class _AtDeviation:
 
 
 def _best_deviation(at: Sequence[_AtDeviation], apart: float) -> tuple[Floats | None, list[Floats]]:
-    """Where the likelihood is largest by its values at rising deviations (none: where hospitals do not
-    differ), and the points to look at next, the least deviation first.
-
-    Between two deviations the slope of the likelihood and the other parameters are cubic.
-    """
+    """Where the likelihood is largest by its values at rising deviations (none: hospitals do not differ), and
+    the points to look at next, the least deviation first. Between two deviations the slope of the likelihood
+    and the other parameters are cubic."""
     top, least = max(at, key=lambda one: one.value - one.gain / 2.0), at[0]
     peaks = [(a, b) for a, b in pairwise(at) if a.slope > 0.0 >= b.slope]
     peaks += [(at[-1], at[-1])] if at[-1].slope > 0.0 else []
     low, high = max(peaks, key=lambda pair: max(one.value for one in pair), default=(least, least))
     reached = max(low.value, high.value)
-    if (
-        peaks and top.value - top.gain / 2.0 > reached
-    ):  # too far from the maximum for slopes to say where it is
+    if peaks and top.value - top.gain / 2.0 > reached:  # too far from the maximum to trust slopes
         best, rates = top.moved(0.0), np.append(top.rates, 1.0)
     elif not peaks or (least.slope <= 0.0 and least.value >= reached):
         return None, [each.moved(0.0) for each in at]
@@ -650,13 +605,8 @@ def _best_deviation(at: Sequence[_AtDeviation], apart: float) -> tuple[Floats | 
         best, rates = low.newton(), np.append(low.rates, 1.0)
     else:
         width = high.log_sd - low.log_sd
-        (a, da), (b, db) = (
-            (
-                np.append(one.slope, one.moved(0.0)),
-                width * np.concatenate([[-one.curvature], one.rates, [1.0]]),
-            )
-            for one in (low, high)
-        )
+        a, b = (np.append(one.slope, one.moved(0.0)) for one in (low, high))
+        da, db = (width * np.concatenate([[-one.curvature], one.rates, [1.0]]) for one in (low, high))
         cubic = np.stack([a, da, 3.0 * (b - a) - 2.0 * da - db, 2.0 * (a - b) + da + db])
         roots = polynomial.polyroots(cubic[:, 0])
         where = min(roots[abs(roots.imag) < 1e-9].real, key=lambda root: abs(root - 0.5))
@@ -679,7 +629,6 @@ def _settled(found: _Maximum, names: Sequence[str]) -> None:
 
 
 def _symmetric(upper: Floats, k: int) -> Floats:
-    """(k, k) the matrix with this upper half."""
     whole = np.zeros((k, k))
     whole[np.triu_indices(k)] = upper
     return whole + np.triu(whole, 1).T

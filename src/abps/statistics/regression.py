@@ -41,8 +41,6 @@ SCHEMA: Final = "abps.regression/1"
 
 @dataclass(frozen=True)
 class EffectEstimate:
-    """One coefficient: estimate, standard error, 95 % interval and Wald p; differences between hospitals."""
-
     name: str
     estimate: float
     se: float
@@ -56,12 +54,10 @@ class EffectEstimate:
 class RegressionResult:
     """The result of a regression over hospitals.
 
-    lr, lr_p: likelihood-ratio test of all columns together; wald, wald_p: Wald's; lr_df: of both.
-    sd: of random intercepts.
-    centers: their names, where they are known; taking_part: how many.
-    hospitals: by effect, the hospitals' own estimates and standard errors.
-    equal: score test that effects are the same everywhere (statistic, degrees of freedom, p).
-    ratios: by hospital its events, and those that its patients would have had at the average hospital.
+    lr, wald: tests of all columns together on lr_df degrees of freedom. sd: of random intercepts. hospitals:
+    by effect, the hospitals' own estimates and standard errors. equal: score test that effects are the same
+    everywhere (statistic, degrees of freedom, p). ratios: by hospital its events, and those that its patients
+    would have had at the average hospital.
     """
 
     family: str
@@ -89,11 +85,10 @@ class RegressionResult:
     notes: tuple[str, ...] = ()
 
     def frame(self) -> pl.DataFrame:
-        """One row per effect; ratios beside coefficients where the family has them."""
         rows = []
         for e in self.effects:
-            row: dict[str, Any] = {"effect": e.name, "estimate": e.estimate, "se": e.se, "low": e.low}
-            row |= {"high": e.high, "p": e.p}
+            row: dict[str, Any] = {"effect": e.name}
+            row |= {key: getattr(e, key) for key in ("estimate", "se", "low", "high", "p")}
             if self.family in RATIO:
                 row |= dict(zip(("ratio", "ratio_low", "ratio_high"), map(_exp, (e.estimate, e.low, e.high))))
             h = e.heterogeneity
@@ -108,14 +103,12 @@ class RegressionResult:
         for e in self.effects:
             if e.name == "intercept" and ratio:
                 continue
-            shown = [_exp(v) if ratio else v for v in (e.estimate, e.low, e.high)]
-            h = e.heterogeneity
-            differ = ("–", "–")
+            value, low, high = (_number(_exp(v) if ratio else v) for v in (e.estimate, e.low, e.high))
+            h, differ = e.heterogeneity, ("–", "–")
             if h is not None:
                 tau = h.tau2**0.5 if h.likelihood is None else h.likelihood.tau
                 differ = (f"{tau:.2f}", f"{100 * h.i2:.0f} %")
-            interval = f"{_number(shown[1])} to {_number(shown[2])}"
-            rows.append((e.name, _number(shown[0]), interval, _p(e.p), *differ))
+            rows.append((e.name, value, f"{low} to {high}", _p(e.p), *differ))
         return head, rows
 
     def to_json(self) -> dict[str, Any]:
@@ -125,10 +118,9 @@ class RegressionResult:
             {**vars(e), "heterogeneity": None if e.heterogeneity is None else asdict(e.heterogeneity)}
             for e in self.effects
         ]
-        return _plain({"schema": SCHEMA, **body, "effects": effects})
+        return dict(files.finite({"schema": SCHEMA, **body, "effects": effects}))
 
     def write(self, out: Path) -> list[Path]:
-        """effects.csv, effects.tex and regression.json in a folder."""
         out.mkdir(parents=True, exist_ok=True)
         made = {
             "effects.csv": self.frame().write_csv(),
@@ -169,7 +161,9 @@ def regress(
     frame = read_frame(Path(table)) if isinstance(table, str | Path) else frame_of(table)
     chosen = _family(family, intercepts, duration)
     parsed = parse_formula(formula) if isinstance(formula, str) else formula
-    _roles_apart(parsed, label, center, duration)
+    for role, column in (("label", label), ("center", center), ("duration", duration)):
+        if column in parsed.columns:
+            raise RequestError(f"{column!r} is the {role} and cannot be in the formula")
     others = [label, center, *([duration] if duration else [])]
     known, incomplete = complete_rows(frame, [*parsed.columns, *others])
     if not known.height:
@@ -191,23 +185,15 @@ def regress(
 def _family(family: str, intercepts: str, duration: str | None) -> Any:
     if family not in LIKELIHOODS:
         raise RequestError(f"family {family!r}: choose {', '.join(LIKELIHOODS)}")
-    if (family == "cox") != (duration is not None):
-        raise RequestError(
-            "cox needs the column with times: --duration COL"
-            if family == "cox"
-            else f"--duration {duration}: times are for --family cox"
-        )
+    if duration is not None and family != "cox":
+        raise RequestError(f"--duration {duration}: times are for --family cox")
+    if duration is None and family == "cox":
+        raise RequestError("cox needs the column with times: --duration COL")
     if family == "cox" and intercepts != "common":
         raise RequestError("cox is stratified by hospital already; leave --intercepts out")
     if intercepts not in ("common", "fixed", "random"):
         raise RequestError(f"intercepts {intercepts!r}: choose common, fixed or random")
     return LIKELIHOODS[family]
-
-
-def _roles_apart(formula: Formula, label: str, center: str, duration: str | None) -> None:
-    for role, column in (("label", label), ("center", center), ("duration", duration)):
-        if column and column in formula.columns:
-            raise RequestError(f"{column!r} is the {role} and cannot be in the formula")
 
 
 def _rows(
@@ -251,8 +237,7 @@ def common_result(
     label: str,
     notes: tuple[str, ...] = (),
 ) -> RegressionResult:
-    """A regression as one of its hospitals knows it: the effects of all, how they differ as far as sums say,
-    and nothing of single hospitals."""
+    """A regression as one of its hospitals knows it: nothing of single hospitals."""
     se = np.sqrt(np.diag(fitted.covariance))
     freedom = float("inf")
     if robust:
@@ -284,7 +269,6 @@ def common_result(
 def _with_hospitals(
     result: RegressionResult, fits: Sequence[Fit], rows: Sequence[HospitalRows], names: tuple[str, ...]
 ) -> RegressionResult:
-    """The result of one table, with the hospitals' own estimates and outcomes."""
     first = len(fits[0].beta) - len(fits[0].score)
     events = np.array([len(r.y) if result.family == "linear" else int(r.y.sum()) for r in rows])
     effects, hospitals = list(result.effects), {}
@@ -307,7 +291,6 @@ def _with_hospitals(
 def _by_likelihood(
     rows: Sequence[HospitalRows], fits: Sequence[Fit], column: int, family: str, found: EffectHeterogeneity
 ) -> LikelihoodSummary:
-    """The summary of an effect from the hospitals' own likelihoods, few events or not."""
     chosen, beta = LIKELIHOODS[family], fits[0].beta[len(fits[0].beta) - len(fits[0].score) :]
     spread = max(found.tau2**0.5, found.se * found.hospitals**0.5, 1e-6)
     at = np.linspace(found.mean - 8.0 * spread, found.mean + 8.0 * spread, PROFILE_POINTS)
@@ -342,16 +325,6 @@ def _number(value: float) -> str:
     return f"{value:.3f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
-
-
 def _latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str]) -> str:
         safe = [cell.replace("%", r"\%").replace("_", r"\_").replace("τ", r"$\tau$") for cell in cells]
@@ -365,7 +338,6 @@ def _latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(result: RegressionResult) -> str:
-    """The fit in two sentences."""
     model = {"common": "one intercept", "fixed": "an intercept per hospital", "random": "random intercepts"}
     how = "stratified by hospital" if result.family == "cox" else model[result.intercepts]
     said = (
@@ -375,9 +347,9 @@ def summary(result: RegressionResult) -> str:
         f"{result.rounds} rounds, {result.bytes / 1e3 / result.taking_part:.1f} kB per hospital under masked "
         "sums."
     )
-    name, value, p = ("Likelihood-ratio", result.lr, result.lr_p)
+    name, value, p = "Likelihood-ratio", result.lr, result.lr_p
     if not np.isfinite(value):
-        name, value, p = ("Wald", result.wald, result.wald_p)
+        name, value, p = "Wald", result.wald, result.wald_p
     said += f" {name} test of all columns: {value:.1f} on {result.lr_df}, p {_p(p)}."
     if np.isfinite(result.sd):
         said += f" Standard deviation of hospital intercepts {result.sd:.3f}."

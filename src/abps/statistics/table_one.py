@@ -1,12 +1,9 @@
 """Table 1 of a federation: what its patients look like, overall and at every hospital.
 
-:func:`table_one` is for one table with the rows of all hospitals; between sites :func:`table_program` gives
-the overall figures from masked totals.
-
-Overall figures follow from sums over hospitals (counts, sums, squares, counts in common bins). A hospital's
-own column shows a cell only if it and its complement have at least ``min_cell`` patients, and if no other
-suppressed cell would follow from it: a line or a hospital with one suppressed cell has a second one. A
-suppressed cell says so and is not a zero.
+Overall figures follow from sums over hospitals (counts, sums, squares, counts in common bins); between sites
+from masked totals (:func:`table_program`). A hospital's own column shows a cell only if it and its complement
+have at least ``min_cell`` patients, and if no other suppressed cell would follow from it: a line or a
+hospital with one suppressed cell has a second one. A suppressed cell says so and is not a zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +17,8 @@ from numpy.typing import NDArray
 from abps import files
 from abps.core.errors import RequestError
 from abps.statistics.design import BINS
+from abps.statistics.families import Floats
 from abps.statistics.newton import SumProgram, split_total
-
-Floats = NDArray[np.float64]
 
 #: What a suppressed cell shows.
 SUPPRESSED = "<{}"
@@ -30,11 +26,8 @@ SUPPRESSED = "<{}"
 
 @dataclass(frozen=True)
 class TableLine:
-    """One line of the table: a column, or one of its levels, in words, overall and by hospital.
-
-    difference: the largest absolute standardised difference between a hospital and the others (NaN: not
-    shown).
-    """
+    """A column, or one of its levels, in words.  difference: the largest absolute standardised difference
+    between a hospital and the others (NaN: not shown)."""
 
     column: str
     level: str
@@ -45,8 +38,6 @@ class TableLine:
 
 @dataclass(frozen=True)
 class TableOne:
-    """Lines for every column, with the hospitals and their rows (suppressed where they are few)."""
-
     centers: tuple[str, ...]
     rows: tuple[str, ...]
     total: int
@@ -54,12 +45,10 @@ class TableOne:
     notes: tuple[str, ...] = ()
 
     def write(self, out: Path) -> list[Path]:
-        """table-one.csv in a folder."""
         files.write_text(out / "table-one.csv", self.frame().write_csv())
         return [out / "table-one.csv"]
 
     def frame(self) -> pl.DataFrame:
-        """One row per line, one column per hospital."""
         return pl.DataFrame(
             [
                 {
@@ -75,10 +64,8 @@ class TableOne:
 
 
 def table_one(frame: pl.DataFrame, center: str, columns: Sequence[str] = (), min_cell: int = 10) -> TableOne:
-    """Counts, means, quantiles and missingness of columns, by hospital and overall.
-
-    columns: default all but the center's; text columns with more than 30 levels are refused.
-    """
+    """Counts, means, quantiles and missingness of columns (default: all but the center's), by hospital and
+    overall; text columns with more than 30 levels are refused."""
     if center not in frame.columns:
         raise RequestError(f"there is no column {center!r}; name the hospitals' column with --center")
     chosen = [c for c in (columns or frame.columns) if c != center]
@@ -95,7 +82,7 @@ def table_one(frame: pl.DataFrame, center: str, columns: Sequence[str] = (), min
             lines += _numeric(column, [part[column].cast(pl.Float64) for part in parts], min_cell)
         else:
             lines += _categorical(column, [part[column].cast(pl.String) for part in parts], min_cell)
-    rows = tuple(_count(part.height, min_cell) for part in parts)
+    rows = tuple(f"{p.height:,}" if p.height >= min_cell else SUPPRESSED.format(min_cell) for p in parts)
     return TableOne(names, rows, frame.height, tuple(lines))
 
 
@@ -105,11 +92,9 @@ def table_program(
     quantiles: Mapping[str, Sequence[float]],
     min_cell: int,
 ) -> SumProgram[TableOne]:
-    """What one hospital does for the table of all: one total of counts, sums and squares. A hospital with
-    fewer rows than ``min_cell`` adds nothing.
-
-    levels: of every column that has some.  quantiles: of the others, as they were agreed on.
-    """
+    """What one hospital does for the table of all: one total of counts, sums and squares, to which a hospital
+    with fewer rows than ``min_cell`` adds nothing.  levels: of every column that has some.  quantiles: of the
+    others."""
     if frame.height < min_cell:
         frame = frame.clear()
     sums: list[list[float]] = [[frame.height, float(frame.height > 0)]]
@@ -219,7 +204,6 @@ def _shares(
     min_cell: int,
     difference: float,
 ) -> TableLine:
-    """The line of a level."""
     own = tuple(
         SUPPRESSED.format(min_cell) if hide else _share(c, of, min_cell)
         for c, of, hide in zip(count, n, hidden)
@@ -233,15 +217,10 @@ def _missing(
     return [_shares(column, "missing", gaps, rows, hidden, min_cell, float("nan"))] if gaps.sum() else []
 
 
-def _count(n: int, min_cell: int) -> str:
-    return f"{n:,}" if n >= min_cell or n == 0 else SUPPRESSED.format(min_cell)
-
-
 def _share(count: float, of: float, min_cell: int) -> str:
     """A count with its percentage; suppressed if it or its complement is small but not zero."""
-    for cell in (count, of - count):
-        if 0 < cell < min_cell:
-            return SUPPRESSED.format(min_cell)
+    if 0 < count < min_cell or 0 < of - count < min_cell:
+        return SUPPRESSED.format(min_cell)
     return f"{int(count):,} ({100 * count / of:.1f} %)" if of else "–"
 
 

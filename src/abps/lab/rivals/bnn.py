@@ -1,15 +1,10 @@
-"""BNN: FedAvg with Bayesian networks. Every weight is a Gaussian, and the Gaussians are averaged.
+"""BNN: FedAvg with Bayesian networks. Every weight is a Gaussian N(m, s²), s = softplus(r), and the Gaussians
+are averaged.
 
-A weight is N(m, s^2) with s = softplus(r). Every batch draws all weights once, w = m + s e, and
-
-    loss = BCE(w) + (kl / rows) * KL(N(m, s^2), prior).
-
-The prior is N(0, prior_sigma^2). The server averages m, and s^2 (not r): s^2 = sum p_i s_i^2.
-Both m and r travel, so a round costs two of FedAvg's. Predictions are the mean probability over
-``samples`` draws of the weights, the same draws for every center and round.
-
-The prior does the work of weight decay, which would drive s up to softplus(0) = 0.69: it must be off.
-The noise does the work of dropout, which is off by default.
+Every batch draws all weights once; loss = BCE(w) + (kl / rows) * KL(N(m, s²), N(0, prior_sigma²)). The server
+averages m, and s² (not r). Both m and r travel, so a round costs two of FedAvg's. Predictions are the mean
+probability over ``samples`` draws, the same for every center and round. The prior does the work of weight
+decay, which must be off (it would drive s up to softplus(0) = 0.69), and the noise that of dropout.
 """
 
 from dataclasses import dataclass, field
@@ -42,10 +37,8 @@ class State(Models):
 
 @dataclass(frozen=True)
 class BNN(StarMethod):
-    """sigma: the initial spread.  kl: weight of the divergence from the prior.
-
-    prior_sigma: spread of the prior.  samples: draws of an evaluation.
-    """
+    """sigma: the initial spread.  kl: weight of the divergence from the prior, of spread prior_sigma.
+    samples: draws of an evaluation."""
 
     only_binary: ClassVar[str] = "it averages probabilities of an event; choose another method"
 
@@ -63,7 +56,6 @@ class BNN(StarMethod):
     limits: ClassVar = {"sigma": POSITIVE, "prior_sigma": POSITIVE, "kl": FROM_0, "samples": FROM_1}
 
     def init(self, context: Context) -> State:
-        """The common start as means, one spread for all weights."""
         if self.training.weight_decay:
             raise RequestError(
                 f"weight_decay={self.training.weight_decay}: it would widen every weight's spread; "
@@ -73,20 +65,17 @@ class BNN(StarMethod):
         return State(start, raw_of(np.full_like(start, self.sigma)))
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
-        """Train means and spreads."""
         size = state.models.shape[1]
         both = repeated(np.concatenate([state.models[state.held], state.raw[state.held]], axis=1), context.r)
         trained = context.learner.train(both, t, self.objective(context, state))
         return State(trained[:, :size], trained[:, size:])
 
     def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Weights, ...]:
-        """Means and raw spreads."""
         return trained.models, trained.raw
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], None]:
-        """The average of the Gaussians."""
         weights = shares(sizes, self.weighting)
         variance = weighted_mean(softplus(sent[1]) ** 2, weights)
         return (weighted_mean(sent[0], weights), raw_of(np.sqrt(variance))), None
@@ -94,18 +83,15 @@ class BNN(StarMethod):
     def receive(
         self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
     ) -> State:
-        """All hold the average."""
         return State(repeated(down[0], context.r), repeated(down[1], context.r))
 
     def objective(self, context: Context, state: State) -> Objective:
-        """Means and raw spreads are trained; the prior, and its weight in a center's loss."""
         center = np.zeros(context.learner.layout.size, dtype=np.float32)
         spread = np.full_like(state.raw[0], self.prior_sigma)
         weight = (self.kl / np.maximum(context.sizes(), np.float32(1.0))).astype(np.float32)
         return Objective(gaussian=GaussianWeights(center, spread, weight))
 
     def logits(self, context: Context, state: State, rows: Rows) -> Segments:
-        """Log-odds of the mean probability over the draws."""
         rng = streams.generator(context.seed, "sample-weights")
         mean, spread = state.models[state.held], softplus(state.raw[state.held])
         total = np.zeros(len(rows.y))
@@ -119,10 +105,8 @@ class BNN(StarMethod):
 
 
 def softplus(raw: Weights) -> Weights:
-    """log(1 + e^raw), without overflow."""
     return np.logaddexp(raw, 0.0, dtype=np.float64).astype(np.float32)
 
 
 def raw_of(spread: Weights) -> Weights:
-    """The inverse of softplus, without overflow."""
     return spread + np.log(-np.expm1(-spread))

@@ -1,8 +1,5 @@
-"""What peer-to-peer rivals share: graphs and averages over neighbours, draws of peers, models judged on own
-rows, one of K models or heads.
-
-A graph is its edges (e, 2), every undirected edge once. A transfer is (receiver, sender).
-"""
+"""What peer-to-peer rivals share. A graph is its edges (e, 2), every undirected edge once; a transfer is
+(receiver, sender)."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -38,11 +35,8 @@ def drawn(
 
 
 def losses(context: Context, own: Weights, arrived: Weights, to: Ints, by: Ints, judge: Judge) -> Floats:
-    """(transfers,) mean loss of what came from place ``by`` on the rows of the center in row ``to``; its
-    private layers are the center's own. 0 where a center has no such rows: there is no evidence.
-
-    own: (r, P).  arrived: (n, shared).
-    """
+    """(transfers,) mean loss of what came from place ``by`` on the rows of the center in row ``to``, whose
+    private layers are its own; 0 where it has no such rows. own: (r, P). arrived: (n, shared)."""
     count = len(to)
     parts = Mixtures(
         to.astype(np.int64),
@@ -58,7 +52,6 @@ def losses(context: Context, own: Weights, arrived: Weights, to: Ints, by: Ints,
 
 
 def own_losses(context: Context, models: Weights, judge: Judge) -> Floats:
-    """(n,) mean loss of every center's model (n, P) on its own rows; 0 where it has none."""
     rows: Rows = getattr(context.data, judge)
     return _known(log_loss(context.learner.logits(models, rows), labels_of(rows)), rows.sizes)
 
@@ -96,11 +89,8 @@ def spread_out(start: Weights, clusters: int, spread: float, seed: int) -> Weigh
 
 
 def choose(context: Context, own: Weights, options: Weights, judge: Judge) -> Ints:
-    """(r,) which option has the smallest loss on a center's own rows; the first of equals.
-
-    own: (r, P), whose columns after those of the options are a center's own.
-    options: (r, K, columns) of each, or (K, columns) the same for all.
-    """
+    """(r,) which option has the smallest loss on a center's own rows; the first of equals.  own: (r, P),
+    whose columns after those of the options stay.  options: (r, K, columns), or (K, columns) for all."""
     found: Floats = np.stack(
         [losses_of(context, own, options[..., k, :], judge) for k in range(options.shape[-2])], axis=1
     )
@@ -134,14 +124,13 @@ def ring(order: Ints) -> Ints:
 
 
 def complete(n: int) -> Ints:
-    """Every pair."""
     return np.stack(np.triu_indices(n, 1), axis=1).astype(np.int64)
 
 
 def regular(order: Ints, degree: int) -> Ints:
-    """Edges of a graph in which all have ``degree`` neighbours, or all others where there are no more: the
-    nearest and, for an odd degree, the opposite on a circle in the given order (of an odd number of centers
-    the last has no opposite)."""
+    """Edges of a graph in which all have ``degree`` neighbours (or all others): the nearest and, for an odd
+    degree, the opposite on a circle in the given order; of an odd number of centers the last has no opposite.
+    """
     n, at = len(order), np.arange(len(order))
     if degree >= n - 1:
         return complete(n)
@@ -168,10 +157,8 @@ def combine(
     own: Weights, arrived: Weights, receiver: Ints, sender: Ints, weight: NDArray[np.float64]
 ) -> Weights:
     """(r, P) every center's own model and, with the given weights, those it received; weights sum to 1.
-
-    own: (r, P).  arrived: (n, shared) what each member's receivers see of it; the private columns of
-    ``own`` stay.  receiver: (transfers,) rows.  sender: (transfers,) places.  weight: (transfers,).
-    """
+    arrived: (n, shared) what each member's receivers see.  receiver: rows.  sender: places.  weight:
+    (transfers,)."""
     n, shared = len(own), arrived.shape[1]
     rest = 1.0 - np.bincount(receiver, weights=weight, minlength=n)
     mixed = own.copy()

@@ -32,13 +32,11 @@ class ClusteredFedAvg(FedAvg):
     """Clustered FedAvg: the simplest control for methods that find out who resembles whom.
 
     Some rounds of FedAvg; then the server divides the centers by the directions of their displacements from
-    the last average (k-means on the sphere); then FedAvg inside every cluster. The number of clusters has the
-    largest silhouette; where none separates, all stay together. No paper: CFL (Sattler et al. 2021) divides
-    in two again and again by cosines, and stops by thresholds that its authors tune.
+    the last average (k-means on the sphere, the largest silhouette; where none separates, all stay together);
+    then FedAvg inside every cluster. No paper: CFL (Sattler et al. 2021) divides in two again and again.
 
-    warmup: rounds of FedAvg before clusters are formed.  most: the most clusters.
-
-    separation: the smallest mean silhouette with which centers are divided.
+    warmup: rounds before. most: clusters. separation: the smallest mean silhouette with which centers are
+    divided.
     """
 
     warmup: int = 6
@@ -53,26 +51,21 @@ class ClusteredFedAvg(FedAvg):
 
     @property
     def adds(self) -> Adding | None:
-        """The server looks at every model."""
         return None
 
     def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
-        """The average; and once the number of the center's cluster."""
         shared = layout.shared(self.wire.private_layers)
         return (shared, 1) if t in (None, self.warmup) else (shared,)
 
     def init(self, context: Context) -> ClusteredModels:
-        """The common start; no clusters."""
         return ClusteredModels(context.common_start(), np.zeros(context.r))
 
     def note(self, context: Context, trained: ClusteredModels) -> Floats:
-        """The number of the cluster."""
         return trained.cluster
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], None]:
-        """The average of all, or of each sender's cluster."""
         models, weights, number = sent[0], shares(sizes, self.weighting), np.rint(sent[1])
         if t == self.warmup:
             before = server.last[0] if server.last else start[: models.shape[1]]
@@ -88,7 +81,6 @@ class ClusteredFedAvg(FedAvg):
     def receive(
         self, context: Context, state: Any, trained: ClusteredModels, down: tuple[Weights, ...], t: int
     ) -> ClusteredModels:
-        """The average of the own cluster."""
         private = trained.models[:, down[0].shape[-1] :]
         trunk = np.broadcast_to(down[0], (context.r, down[0].shape[-1]))
         cluster = trained.cluster
@@ -140,16 +132,10 @@ class IfcaState(Models):
 class IFCA(StarMethod):
     """IFCA (Ghosh et al. 2020): a server holds K models, every center trains the one that fits its rows best.
 
-    A round: all K models come down, a center takes the one with the smallest loss on its training rows,
-    trains it, sends it up with its number; model k becomes the size-weighted mean of what came from its
-    members, and stays where nobody chose it. (The authors' synthetic code divides by all centers, not by a
-    cluster's.)
-
-    The authors start from K different networks. The first to learn that outcomes are rare then wins
-    everybody, so here all train one model for ``warmup`` rounds, and K copies of it with noise ``spread`` go
-    on.
-
-    wire: codec and private layers.  clusters: how many models.  warmup, spread: how they begin.
+    A round: all K models come down, a center trains the one with the smallest loss on its training rows and
+    sends it up with its number; model k becomes the size-weighted mean of its members', and stays where
+    nobody chose it. With the authors' K different networks the first to learn that outcomes are rare wins
+    everybody: here all train one model for ``warmup`` rounds, and K copies of it with noise ``spread`` go on.
     """
 
     wire: Wire = field(default_factory=Wire)
@@ -164,39 +150,32 @@ class IFCA(StarMethod):
     searched: ClassVar = {"clusters": (3, 6)}
 
     def sharing(self, context: Context) -> int:
-        """A cluster."""
         return max(2, context.n // self.clusters)
 
     def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
-        """K models; one while all train the same."""
         shared = layout.shared(self.wire.private_layers)
         return (shared,) if t is not None and t < self.warmup else (shared,) * self.clusters
 
     def init(self, context: Context) -> IfcaState:
-        """The common start; or K of them, and each center takes one."""
         shared = context.learner.layout.shared(self.wire.private_layers)
         options = self._begin(context.learner.start[:shared], context.seed)
         return self._taken(context, context.common_start(), options)
 
     def _begin(self, start: Weights, seed: int) -> Weights:
-        """(K, shared) the clusters before the first round."""
         if self.warmup == 0:
             return spread_out(start, self.clusters, self.spread, seed)
         return np.tile(start, (self.clusters, 1))
 
     def _taken(self, context: Context, own: Weights, options: Weights) -> IfcaState:
-        """Every center with the option (K, shared) that suits it."""
         cluster = choose(context, own, options, "train")
         return IfcaState(under_head(options[cluster], own), cluster)
 
     def note(self, context: Context, trained: IfcaState) -> Floats:
-        """The cluster's number."""
         return trained.cluster.astype(float)
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], None]:
-        """The mean of every cluster's members."""
         models, numbers = sent
         if t <= self.warmup:
             common = weighted_mean(models, sizes)
@@ -214,14 +193,12 @@ class IFCA(StarMethod):
     def receive(
         self, context: Context, state: IfcaState, trained: IfcaState, down: tuple[Weights, ...], t: int
     ) -> IfcaState:
-        """Every center takes the cluster that suits it; before there are any, the common model."""
         if t < self.warmup:
             own = np.zeros(context.r, dtype=np.int64)
             return IfcaState(under_head(repeated(down[0], context.r), trained.models), own)
         return self._taken(context, trained.models, np.stack(down))
 
     def rest(self, context: Context, state: IfcaState, trained: IfcaState, t: int) -> IfcaState:
-        """Every center goes on with its own."""
         return replace(trained, cluster=state.cluster)
 
 
@@ -231,10 +208,7 @@ OWN_SAME, OWN_OTHER = 0.5, 0.4
 
 @dataclass(frozen=True, eq=False)
 class CopiesState(Models):
-    """models: (r, P) of the cluster that each center is in.  copies: (r, K, shared) its copies of all.
-
-    cluster: (r,) its number.
-    """
+    """models: (r, P) of each center's cluster.  copies: (r, K, shared) its copies of all.  cluster: (r,)."""
 
     copies: Weights
     cluster: Ints
@@ -244,13 +218,10 @@ class CopiesState(Models):
 class DFCA(PeerMethod):
     """DFCA (Kirsch et al. 2025): IFCA without a server: every center keeps K models, and they are gossiped.
 
-    A center trains the model of its cluster, the one with the smallest loss on its training rows, and sends
-    it to some random peers, between ``fewest`` and ``most`` of them. Whoever receives it blends it, one after
-    the other in random order, into its own copy of that cluster: half of the copy stays if the receiver is of
-    the cluster itself, 0.4 of it if not.
-
-    clusters: how many models.  fewest, most: peers that a center sends to.  spread: how far the models start
-    from each other.
+    A center trains the model with the smallest loss on its training rows and sends it to ``fewest`` to
+    ``most`` random peers, who blend it, one after the other in random order, into their own copy of that
+    cluster: half of the copy stays at a receiver of the same cluster, 0.4 of it at others. spread: how far
+    models start apart.
     """
 
     clusters: int = 6
@@ -272,19 +243,16 @@ class DFCA(PeerMethod):
     kind = "graph"
 
     def init(self, context: Context) -> CopiesState:
-        """K copies of the common start, apart; each center takes one."""
         start, shared = context.common_start(), self.wire.shared(context)
         copies = spread_out(context.learner.start[:shared], self.clusters, self.spread, context.seed)
         return self._taken(context, start, np.tile(copies, (context.r, 1, 1)))
 
     def _taken(self, context: Context, own: Weights, copies: Weights) -> CopiesState:
-        """Every center with the copy that suits it."""
         cluster = choose(context, own, copies, "train")
         mine = copies[np.arange(context.r), cluster]
         return CopiesState(under_head(mine, own), copies, cluster)
 
     def train(self, context: Context, state: CopiesState, t: int, alone: bool) -> CopiesState:
-        """The local epochs of a center's cluster."""
         models = context.learner.train(state.models, t)
         copies = state.copies.copy()
         mine = np.arange(context.r), state.cluster
@@ -292,7 +260,6 @@ class DFCA(PeerMethod):
         return replace(state, models=models, copies=copies)
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
-        """Every center to some others: how many, and which, at random."""
         n = context.n
         luck = streams.uniforms(context.seed, "graph", t, context.ids)
         many = np.minimum(self.fewest + (luck * (self.most - self.fewest + 1)).astype(np.int64), n - 1)
@@ -304,13 +271,11 @@ class DFCA(PeerMethod):
         return to, by
 
     def note(self, context: Context, trained: CopiesState, listeners: Ints) -> Floats:
-        """The cluster's number."""
         return trained.cluster.astype(np.float64)
 
     def learn(
         self, context: Context, state: CopiesState, trained: CopiesState, received: Received, t: int
     ) -> StepResult:
-        """Blend what arrives into the copies, then choose again."""
         number = np.rint(received.notes).astype(np.int64).clip(0, self.clusters - 1)
         ids = context.ids[received.receiver], context.ids[received.sender]
         place = streams.uniforms(context.seed, "proposal-order", t, *ids)
@@ -335,16 +300,13 @@ class Facade(PeerMethod):
     """Facade (Biswas et al. 2025): one trunk and K heads at every center, random neighbours, heads chosen by
     loss.
 
-    A round: a center trains its trunk with the head that has the smallest loss on its training rows, and
-    sends both with the head's number to its neighbours of a random regular graph, new in every round. Its
-    trunk becomes the plain mean of its own and all that arrive; head k the mean of its own and of the arrived
-    heads with number k. It chooses heads, not partners.
+    A round: a center trains its trunk with the head of the smallest loss on its training rows, and sends both
+    with the head's number over a random regular graph. Its trunk becomes the plain mean of its own and all
+    that arrive; head k the mean of its own and the arrived heads k. Heads start as copies with noise
+    ``spread``. All training rows judge them (in the authors' code another minibatch each); their all-reduce
+    at the end is left out.
 
-    Heads start as copies with noise ``spread``. All of a center's training rows judge them (in the authors'
-    code each head is judged on another minibatch); their all-reduce at the end is left out.
-
-    clusters: how many heads.  degree: neighbours in a round.  head_layers: layers of a head; as many as the
-    model has, or more: all of it is the head.  spread: how far heads start from each other.
+    degree: neighbours in a round. head_layers: layers of a head; all of the model where it has no more.
     """
 
     clusters: int = 6
@@ -367,15 +329,12 @@ class Facade(PeerMethod):
 
     @property
     def capacity(self) -> int:
-        """The number of neighbours."""
         return self.degree
 
     def trunk(self, context: Context) -> int:
-        """How many columns the trunk has."""
         return head_start(context.learner.layout, self.head_layers)
 
     def init(self, context: Context) -> HeadsState:
-        """The common trunk under K heads, and each center takes one."""
         start = context.common_start()
         heads = spread_out(
             context.learner.start[self.trunk(context) :], self.clusters, self.spread, context.seed
@@ -390,24 +349,20 @@ class Facade(PeerMethod):
         return HeadsState(whole[np.arange(context.r), cluster], heads, cluster)
 
     def train(self, context: Context, state: HeadsState, t: int, alone: bool) -> HeadsState:
-        """The local epochs, of the trunk and the chosen head."""
         models = context.learner.train(state.models, t)
         heads = state.heads.copy()
         heads[np.arange(context.r), state.cluster] = models[:, self.trunk(context) :]
         return replace(state, models=models, heads=heads)
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
-        """Both ways over every edge of the round's graph."""
         return matching.both_ways(regular(shuffled(context, t), self.degree))
 
     def note(self, context: Context, trained: HeadsState, listeners: Ints) -> Floats:
-        """The head's number."""
         return trained.cluster.astype(np.float64)
 
     def learn(
         self, context: Context, state: HeadsState, trained: HeadsState, received: Received, t: int
     ) -> StepResult:
-        """The mean trunk, and the mean of every head with those of its number."""
         to, by, at = received.receiver, received.sender, self.trunk(context)
         weight = evenly(to, context.r)
         trunk = combine(trained.models[:, :at], received.arrived[:, :at], to, by, weight)

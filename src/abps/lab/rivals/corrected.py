@@ -25,13 +25,10 @@ class Momentum:
 
 @dataclass(frozen=True)
 class FedAvgM(StarMethod):
-    """FedAvgM (Hsu et al. 2019): FedAvg with momentum on the server.
+    """FedAvgM (Hsu et al. 2019): v <- beta v + (w - mean of the centers' models);  w <- w - server_lr v.
 
-    v <- beta v + (w - mean of the centers' models);  w <- w - server_lr v. Classical heavy-ball momentum,
-    without Nesterov's look-ahead and with a full first step. It speeds up; the paper's "EMA momentum"
-    (``smoothing`` of FedAvg) slows down: the two are different things.
-
-    beta: share of its velocity that the server keeps.  server_lr: its step along the velocity.
+    Heavy-ball momentum on the server, without Nesterov's look-ahead and with a full first step. It speeds up;
+    the paper's "EMA momentum" (``smoothing`` of FedAvg) slows down.
     """
 
     wire: Wire = field(default_factory=Wire)
@@ -45,13 +42,11 @@ class FedAvgM(StarMethod):
 
     @property
     def adds(self) -> Adding | None:
-        """A mean."""
         return self.weighting
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], Momentum]:
-        """Move with momentum towards the average."""
         mean = weighted_mean(sent[0], shares(sizes, self.weighting))
         before = server.memory or Momentum(start[: len(mean)], np.zeros_like(mean))
         velocity = self.beta * before.velocity + (before.model - mean)
@@ -61,16 +56,13 @@ class FedAvgM(StarMethod):
     def receive(
         self, context: Context, state: Any, trained: Models, down: tuple[Weights, ...], t: int
     ) -> Models:
-        """The server's model in the place of the shared layers."""
         return Models(under(down[0], trained.models))
 
 
 @dataclass(frozen=True, eq=False)
 class DynState(Models):
-    """models: (r, P) evaluated.  cloud: (r, P) where training starts.  moved: (r, P) each center's d_i.
-
-    h: (P,) the mean of all d_i, which follows from the cloud models.
-    """
+    """models: (r, P) evaluated.  cloud: (r, P) where training starts.  moved: (r, P) each center's d_i.  h:
+    (P,) the mean of all d_i, which follows from the cloud models."""
 
     cloud: Weights
     moved: Weights
@@ -88,23 +80,16 @@ class DriftTerm:
 class FedDyn(StarMethod):
     """FedDyn (Acar et al. 2021): every center's loss is bent until all agree on one optimum.
 
-    A center remembers how far it has moved in all rounds so far, d_i = sum of (theta_i - w), and minimises
+    A center remembers how far it has moved in all rounds, d_i = sum of (theta_i - w), and minimises
+    F_i(theta) + (alpha_i / 2) ||theta - (w - d_i)||^2: the paper's F_i - <g_i, theta> + (alpha / 2) ||theta -
+    w||^2 with g_i = -alpha_i d_i. The server keeps h, the mean of all d_i, and sends out the "cloud" model,
+    mean of theta plus h. What is evaluated is the plain mean, as the authors do; it follows from the clouds
+    and costs no byte. alpha must hold a round's displacement against Adam's normalised steps: with few steps
+    a round, values below about 0.3 let h grow like momentum without friction.
 
-        F_i(theta) + (alpha_i / 2) ||theta - (w - d_i)||^2,
-
-    which is the paper's F_i - <g_i, theta> + (alpha / 2) ||theta - w||^2 with g_i = -alpha_i d_i. The server
-    keeps h, the mean of all d_i, and sends out the "cloud" model, mean of theta plus h. What is evaluated is
-    the plain mean of the centers' models, as the authors do; a center works it out from the clouds it has
-    received, so it costs no byte.
-
-    alpha must hold a round's displacement against Adam's normalised steps: with few steps a round, values
-    below about 0.3 let h grow like momentum without friction.
-
-    alpha: strength of the regulariser; none: 1 for networks, 0.1 for linear models, which are solved and not
-    followed for a few steps.  codec: how weights travel.
-
-    weighting: size gives center i alpha / (N_i / mean N), as the authors' code does; uniform gives alpha to
-    all. The server's mean is uniform in both.
+    alpha: none: 1 for networks, 0.1 for linear models, which are solved. weighting: size gives center i alpha
+    / (N_i / mean N), as the authors' code does; uniform gives alpha to all. The server's mean is uniform in
+    both.
     """
 
     alpha: float | None = None
@@ -116,11 +101,9 @@ class FedDyn(StarMethod):
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and alpha."""
         return tried(self, alpha=(0.02, 0.1) if self.training.optimizer == "newton" else (0.1, 1.0))
 
     def init(self, context: Context) -> DynState:
-        """The common start; nobody has moved."""
         start = context.common_start()
         return DynState(start, start, np.zeros_like(start), np.zeros_like(context.learner.start))
 
@@ -132,23 +115,19 @@ class FedDyn(StarMethod):
         return alpha * weights.mean() / weights
 
     def train(self, context: Context, state: DynState, t: int, alone: bool) -> Models:
-        """Train on the bent loss."""
         bent = PLAIN if alone else Objective(self.strengths(context), state.cloud - state.moved)
         return Models(context.learner.train(state.cloud, t, bent))
 
     @property
     def adds(self) -> Adding | None:
-        """A mean."""
         return "uniform"
 
     def upload(self, context: Context, state: DynState, trained: Models, t: int) -> tuple[Weights, ...]:
-        """The trained models."""
         return (trained.models,)
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], DriftTerm]:
-        """The cloud: the mean and h."""
         mean = sent[0].mean(0)
         before = server.memory.h if server.memory else np.zeros_like(mean)
         h = before + (mean - (server.last[0] if server.last else start))
@@ -166,7 +145,6 @@ class FedDyn(StarMethod):
         )
 
     def rest(self, context: Context, state: DynState, trained: Models, t: int) -> DynState:
-        """Every center goes on from its own model."""
         return DynState(trained.models, trained.models, state.moved, state.h)
 
 
@@ -183,23 +161,15 @@ class Scaffold(StarMethod):
     """SCAFFOLD (Karimireddy et al. 2020): control variates take a center's own bias out of its steps.
 
     Every step follows g - c_i + c, where c_i is center i's gradient and c the mean over all centers. Model
-    and control variate travel both ways, so a round costs two of FedAvg's.
+    and control variate travel both ways. Networks take K local steps, after which c_i is the gradient at the
+    received model x (the paper's option I; option II needs plain gradient steps).
 
-    Networks take K local steps, after which c_i is the gradient at the received model x (the paper's option
-    I; option II reads the displacement as a sum of gradients, which it is with plain gradient steps only).
+    Convex models are solved: the limit of ever more steps, for which the paper's bound on the step size
+    leaves no room. So the K steps become one implicit step of their whole length s, which stays bounded: y_i
+    = argmin F_i(y) + (c - c_i)'y + |y - x|^2 / (2 s), c_i <- c_i - c + (x - y_i) / s (option II; the gradient
+    at y_i). With convex losses |x - x*|^2 + s^2 mean |c_i - c_i*|^2 then never grows, whatever s is.
 
-    Convex models are solved, and an exact solution is the limit of ever more steps, for which the paper's
-    bound on the step size leaves no room: where a center's rows say nothing, c drives it off without end. So
-    the K steps become one implicit step of their whole length s, which stays bounded:
-
-        y_i = argmin F_i(y) + (c - c_i)'y + |y - x|^2 / (2 s),    c_i <- c_i - c + (x - y_i) / s.
-
-    The latter is the paper's option II with s for K times the step size, and equals the gradient at y_i. With
-    convex losses the distance |x - x*|^2 + s^2 mean |c_i - c_i*|^2 from the optimum of all rows then never
-    grows, whatever s is.
-
-    server_lr: the server's step.  step: the whole length s of a round's steps where models are solved.
-    weighting: size or uniform, of both means.
+    server_lr: the server's step. step: s. weighting: size or uniform, of both means.
     """
 
     server_lr: float = 1.0
@@ -214,16 +184,13 @@ class Scaffold(StarMethod):
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate, or the step of solved models."""
         return {"step": (3.0, 10.0)} if self.training.optimizer == "newton" else super().grid
 
     def init(self, context: Context) -> ScaffoldState:
-        """The common start, all control variates zero."""
         start = context.common_start()
         return ScaffoldState(start, np.zeros_like(start), np.zeros_like(context.learner.start))
 
     def train(self, context: Context, state: ScaffoldState, t: int, alone: bool) -> ScaffoldState:
-        """Train with the correction, and renew the control variates."""
         if alone:
             return ScaffoldState(context.learner.train(state.models, t, PLAIN), state.own, state.common)
         shift = state.common - state.own
@@ -238,19 +205,16 @@ class Scaffold(StarMethod):
 
     @property
     def adds(self) -> Adding | None:
-        """Two means."""
         return self.weighting
 
     def upload(
         self, context: Context, state: ScaffoldState, trained: ScaffoldState, t: int
     ) -> tuple[Weights, ...]:
-        """Model and control variate."""
         return trained.models, trained.own
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], None]:
-        """A step towards the mean model, and the mean control variate."""
         weights = shares(sizes, self.weighting)
         mean, common = (weighted_mean(each, weights) for each in sent)
         return (lerp(server.last[0] if server.last else start, mean, self.server_lr), common), None
@@ -263,9 +227,7 @@ class Scaffold(StarMethod):
         down: tuple[Weights, ...],
         t: int,
     ) -> ScaffoldState:
-        """All start from the server's model, with its mean control variate."""
         return ScaffoldState(repeated(down[0], context.r), trained.own, down[1])
 
     def rest(self, context: Context, state: ScaffoldState, trained: ScaffoldState, t: int) -> ScaffoldState:
-        """The control variates stay as they are."""
         return ScaffoldState(trained.models, state.own, state.common)

@@ -1,18 +1,13 @@
 """DeFTA (Zhou et al. 2024): peers chosen by trust, averages corrected for how often a model is heard.
 
-(a) A center averages its own and the models it receives with weights N_j / d_j, where d_j counts those who
-hear j, itself included: a model with many listeners would otherwise weigh more in the network than its
-rows do.
+Models are averaged with weights N_j / d_j, where d_j counts those who hear j, itself included. Center i keeps
+a confidence c_ij in every peer, draws peers by softmax(cReLU(c_i)), cReLU(x) = x below zero and ``slope`` * x
+above, and after its next training lowers c_ij by (weight of j) * (change of its loss). Time machine: if the
+loss is not finite or more than ``rollback`` times the one before, the center returns to its best model,
+trains that, and counts the change as ``penalty``.
 
-(b) Trust. Center i keeps a confidence c_ij in every peer it knows, draws peers with probabilities
-softmax(cReLU(c_i)), cReLU(x) = x below zero and ``slope`` * x above (distrust is fast, trust is slow), and
-after its next training lowers c_ij by (weight of j) * (change of its loss) for the peers it heard.
-Time machine: if the loss is not finite or more than ``rollback`` times the one before, the center returns
-to its best model, trains that, and counts the change as ``penalty``.
-
-``links=mutual`` (default): the draws are proposals and both sides of a link hear each other, each center
-having at most ``peers`` links, so that a round has about n edges, as many as a star. ``links=pull``: a
-center hears exactly those it drew, one way, which touches about twice as many pairs.
+``links=mutual`` (default): draws are proposals, both sides of a link hear each other, each center has at most
+``peers`` links: about n edges, as many as a star. ``links=pull``: a center hears exactly those it drew.
 """
 
 import math
@@ -42,9 +37,7 @@ class WeightedTransfers:
 @dataclass(frozen=True, eq=False)
 class State(Models):
     """models: (r, P).  confidence: (r, n).  loss: (r,) after the last training; best, best_loss: the backup.
-
-    heard: what the next training will judge.
-    """
+    heard: what the next training will judge."""
 
     confidence: Floats
     loss: Floats
@@ -71,21 +64,17 @@ class DeFTA(PeerMethod):
 
     @property
     def kind(self) -> Kind:
-        """By mutual proposals, or one way."""
         return self.links
 
     @property
     def capacity(self) -> int:
-        """The number of links, or of pulls."""
         return self.peers
 
     def init(self, context: Context) -> State:
-        """The common start; no confidence in anybody."""
         start, unknown = context.common_start(), np.full(context.r, np.inf)
         return State(start, np.zeros((context.r, context.n)), unknown, start, unknown, None)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
-        """Train, and judge those heard last round."""
         trained, loss, change = self.descend(context, state, t)
         better = loss < state.best_loss
         best = np.where(better[:, None], trained, state.best)
@@ -115,7 +104,6 @@ class DeFTA(PeerMethod):
         return trained, loss, change
 
     def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
-        """Peers in the order of a draw from trust; whoever asks is welcome."""
         return Preferences(self.rankings(context, trained().confidence, t))
 
     def rankings(self, context: Context, confidence: Floats, t: int) -> list[list[int]]:
@@ -123,11 +111,9 @@ class DeFTA(PeerMethod):
         return drawn(context, crelu(confidence, self.slope), t)
 
     def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
-        """How many hear a center."""
         return listeners.astype(np.float64)
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
-        """Average own and received models, corrected for how many hear each."""
         size = shares(context.sizes(), self.weighting).astype(np.float64)
         say = size / (1.0 + received.notes)
         weight = hearing_weights(say, received.receiver, received.sender)
@@ -140,15 +126,11 @@ class DeFTA(PeerMethod):
 
 
 def crelu(x: Floats, slope: float) -> Floats:
-    """Distrust as it is, trust flattened."""
     return np.where(x > 0, slope * x, x)
 
 
 def hearing_weights(say: Floats, receiver: Ints, sender: Ints) -> Floats:
-    """(transfers,) weight of each model received: N_j / d_j over the sum of these, own model included.
-
-    say: (n,) N_j / d_j, where d_j counts those who hear j, itself too.
-    """
+    """(transfers,) weight of each model received, own model included; say: (n,) N_j / d_j."""
     total = say + np.bincount(receiver, weights=say[sender], minlength=len(say))
     return say[sender] / total[receiver]
 

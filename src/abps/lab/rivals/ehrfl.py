@@ -1,12 +1,9 @@
 """EHRFL's selection (Kim et al. 2026): hospitals work with those whose average patient looks like theirs.
 
-For ``warmup`` rounds partners are drawn at random, so that all models mean the same by their hidden layer.
-Then every center publishes the mean of that layer over its training rows (of an additive model: what every
-term adds to the logit), and from then on its partner is a random one of its ``near`` nearest peers by
-Euclidean distance of z-scored means; whoever asks is welcome.
-
-The authors have one host that asks others; their text promises noise on the means, their code adds none, and
-neither does this.
+For ``warmup`` rounds partners are drawn at random. Then every center publishes the mean of its hidden layer
+over its training rows (of an additive model: what every term adds to the logit), and its partner is a random
+one of its ``near`` nearest peers by Euclidean distance of z-scored means. The authors have one host that asks
+others; their text promises noise on the means, their code adds none, and neither does this.
 """
 
 from collections.abc import Callable
@@ -42,7 +39,6 @@ class EHRFL(PeerMethod):
     kind = "mutual"
 
     def init(self, context: Context) -> State:
-        """The common start; nobody is near."""
         return State(context.common_start(), np.full((context.r, min(self.near, max(1, context.n - 1))), -1))
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
@@ -61,7 +57,6 @@ class EHRFL(PeerMethod):
         return np.stack(found)
 
     def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
-        """A random one of the nearest; before that of all."""
         known = np.zeros((context.r, context.n), dtype=bool)
         near = trained().near if t == self.warmup + 1 else state.near
         row, column = np.nonzero(near >= 0)
@@ -72,15 +67,13 @@ class EHRFL(PeerMethod):
         return Preferences(rankings, trail=trail_with(known.astype(np.float64)), publishing=entries)
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
-        """Average with the partner, by size."""
         weight = by_size(context, received.receiver, received.sender)
         models = combine(trained.models, received.arrived, received.receiver, received.sender, weight)
         return StepResult(replace(trained, models=models))
 
 
 def nearest(means: Floats, k: int) -> Ints:
-    """(n, k) the k nearest of each of n vectors (n, units), every unit in deviations over the vectors; NaN:
-    nothing is known of it, and it is far from all."""
+    """(n, k) the k nearest of n vectors (n, units), in deviations of every unit; NaN is far from all."""
     known = np.asarray(~np.isnan(means).any(axis=1))
     about = means - means[known].mean(axis=0)
     deviation = means[known].std(axis=0)

@@ -17,20 +17,13 @@ class DeceFL(PeerMethod):
     """DeceFL (Yuan et al. 2024) and D-PSGD (Lian et al. 2017): gossip on a fixed graph.
 
     Every center averages its neighbours' models of the *start* of the round with its own and adds its own
-    local displacement to that:
-
-        x_i <- sum_j M_ij x_j + (T_i(x_i) - x_i),      M = I - L / (largest degree + 1),
-
-    so what j learns in a round reaches i in the next one. M is symmetric and its rows and columns sum to one,
-    hence the mean of all models moves by the mean of all displacements. D-PSGD is the same with a shorter
-    local training. ``order=adapt-then-combine`` averages the trained models instead.
-
-    On a ring M is 1/3 for a center and each neighbour. The ring runs through the centers in shuffled order:
-    in the order of their names it would put similar centers side by side.
+    local displacement: x_i <- sum_j M_ij x_j + (T_i(x_i) - x_i), M = I - L / (largest degree + 1). M is
+    symmetric and its rows and columns sum to one, hence the mean of all models moves by the mean of all
+    displacements. D-PSGD is the same with a shorter local training. ``order=adapt-then-combine`` averages the
+    trained models instead. The ring runs through the centers in shuffled order: by name it would put similar
+    centers side by side.
 
     graph: ring, changing-ring (a fresh one every round) or complete.
-
-    order: displacement (the method's own) or adapt-then-combine.
     """
 
     graph: Graph = "ring"
@@ -45,17 +38,14 @@ class DeceFL(PeerMethod):
         return ring(shuffled(context, t if self.graph == "changing-ring" else 0))
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
-        """Both ways over every edge."""
         return matching.both_ways(self.edges(context, t))
 
     def sent(self, state: Models, trained: Models) -> Weights:
-        """Models of the start of the round, or trained ones."""
         return trained.models if self.order == "adapt-then-combine" else state.models
 
     def learn(
         self, context: Context, state: Models, trained: Models, received: Received, t: int
     ) -> StepResult:
-        """Mix with the neighbours."""
         degree = np.bincount(self.edges(context, t).ravel(), minlength=context.n)
         weight = np.full(len(received.receiver), 1.0 / (degree.max(initial=0) + 1))
         mixed = combine(
@@ -77,11 +67,9 @@ class AgedModels(Models):
 class Gossip(PeerMethod):
     """Gossip learning (Hegedűs et al. 2021): every round each center sends its model to one random peer.
 
-    A model has an age, the number of rows it has been trained on. A center that receives models merges them
-    one after the other in random order, w <- (a w + a' w') / (a + a') and a <- max(a, a'), each as its sender
-    had it at the time of sending. Messages go one way: n transfers a round, half of FedAvg's.
-
-    wire: codec and private layers.
+    A model's age is the number of rows it has been trained on. Received models are merged one after the other
+    in random order, w <- (a w + a' w') / (a + a') and a <- max(a, a'), each as it was sent. Messages go one
+    way: n transfers a round, half of FedAvg's.
     """
 
     #: A model's age travels with it.
@@ -90,16 +78,13 @@ class Gossip(PeerMethod):
     kind = "graph"
 
     def init(self, context: Context) -> AgedModels:
-        """The common start, of age zero."""
         return AgedModels(context.common_start(), np.zeros(context.r))
 
     def train(self, context: Context, state: AgedModels, t: int, alone: bool) -> AgedModels:
-        """The local epochs."""
         age = state.age + self.training.epochs * context.data.train.sizes
         return AgedModels(context.learner.train(state.models, t), age)
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
-        """Every center to its receiver."""
         to = self.receivers(context, t)
         by = np.flatnonzero(to >= 0)
         return to[by], by
@@ -115,13 +100,11 @@ class Gossip(PeerMethod):
         return chosen
 
     def note(self, context: Context, trained: AgedModels, listeners: Ints) -> Floats:
-        """A model's age."""
         return trained.age
 
     def learn(
         self, context: Context, state: AgedModels, trained: AgedModels, received: Received, t: int
     ) -> StepResult:
-        """Merge what arrives."""
         to, by = received.receiver, received.sender
         # Every message has its own place in the receiver's queue, whatever order centers are listed in.
         receivers = context.ids[to]
@@ -137,8 +120,8 @@ def merge(
     """Models (r, P) and ages (r,) after all messages: from places ``by`` to rows ``to``, in the order of
     ``place``.
 
-    arrived: (n, shared) what members sent, of the ages (n,). The first message of every receiver is merged
-    at once, then the second of those that have one, ….
+    arrived: (n, shared) of the ages (n,). The first message of every receiver is merged at once, then the
+    second, ….
     """
     shared = arrived.shape[1]
     merged, now = models.copy(), age.copy()

@@ -32,17 +32,13 @@ class DacState(Models):
 class DAC(PeerMethod):
     """DAC (Zec et al. 2022): peers drawn by how well their models do on a center's own rows.
 
-    A center draws ``peers`` others from softmax(tau s_i), s_ij = 1 / loss of j's model on i's rows, 0 for
-    those it knows nothing of; receives them; records their scores; and averages its model with all of theirs.
-    Two-hop: of members that it has never drawn it takes over the score that the best of these has for them; a
-    row of n numbers travels with every model, and is booked as control bytes.
+    A center draws ``peers`` others from softmax(tau s_i), s_ij = 1 / loss of j's model on i's rows (0:
+    unknown), and averages its model with theirs. Two-hop: of members that it has never drawn it takes over
+    the score that the best of these has for them; a row of n numbers travels with every model, booked as
+    control bytes.
 
-    ``standardise`` compares z-scores of the scores a center has seen, the unknown counting as average: losses
-    of hospitals differ by hundredths, and with tau = 30 raw scores leave one choice.
-
-    peers: how many a center hears.  tau: how much scores decide.
-
-    two_hop: whether scores are passed on.  standardise: as above.
+    ``standardise`` compares z-scores of known scores, the unknown counting as average: losses of hospitals
+    differ by hundredths, and with tau = 30 raw scores leave one choice.
     """
 
     peers: int = 5
@@ -54,38 +50,32 @@ class DAC(PeerMethod):
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and tau, by the scale of scores."""
         return tried(self, tau=(1.0, 4.0) if self.standardise else (3.0, 30.0))
 
     kind = "pull"
 
     @property
     def capacity(self) -> int:
-        """The number of pulls."""
         return self.peers
 
     def init(self, context: Context) -> DacState:
-        """The common start; nothing is known of anybody."""
         nothing = np.zeros((context.r, context.n))
         return DacState(context.common_start(), nothing, nothing)
 
     def rank_peers(
         self, context: Context, state: DacState, trained: Callable[[], Any], t: int
     ) -> Preferences:
-        """Peers in the order of draws by their scores."""
         scaled = zscores(state.score) if self.standardise else state.score
         rankings = drawn(context, self.tau * scaled, t)
         return Preferences(rankings, trail=trail_with(state.score, state.count))
 
     def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
-        """Models, and a row of scores with each."""
         rows = len(to) * 4 * context.n * self.two_hop
         return super().cost(context, to, by) + Traffic(control=rows)
 
     def learn(
         self, context: Context, state: DacState, trained: DacState, received: Received, t: int
     ) -> StepResult:
-        """Look at what arrived, and average with all of it."""
         to, by = received.receiver, received.sender
         measured = inverse(losses(context, trained.models, received.arrived, to, by, "train"))
         score, count = state.score.copy(), state.count.copy()
@@ -115,10 +105,8 @@ def zscores(score: Floats) -> Floats:
 def passed_on(
     score: Floats, measured: NDArray[np.bool_], to: Ints, by: Ints, sent: Floats, self_mask: NDArray[np.bool_]
 ) -> Floats:
-    """Scores (r, n) with those that the best of the senders has, for members that were never measured.
-
-    sent: (transfers, n) the sender's own scores.
-    """
+    """Scores (r, n) with those that the best of the senders has, for members that were never measured.  sent:
+    (transfers, n) the sender's own scores."""
     after, open_ = score.copy(), ~measured & ~self_mask
     # The best sender last: it overwrites what others said.
     for k in np.lexsort((by, score[to, by])).tolist():
@@ -143,18 +131,13 @@ class PensState(Models):
 class PENS(PeerMethod):
     """PENS (Onoszko et al. 2021): look at many random peers first, then keep to those that were often best.
 
-    Phase 1: a center hears ``sampled`` random peers, ranks their models by the loss on its own rows, averages
-    its own with the ``best`` of them, and counts whom it chose. Phase 2: its neighbours are those it chose
-    more often than chance would have it, T₁ best / (n - 1) times; it hears ``later`` random ones of them and
-    averages all. A center without any neighbour goes on with everybody (the authors' code would fail).
+    Phase 1 (``first`` rounds; none: three in ten): a center hears ``sampled`` random peers, averages its
+    model with the ``best`` of them by the loss on its own rows, and counts whom it chose. Phase 2: it hears
+    ``later`` random ones of those that it chose more often than chance would have it, T₁ best / (n - 1)
+    times, and averages all; without any it goes on with everybody (the authors' code would fail).
 
     Their code evaluates the own model on the other's patients; the text, and this, the other's model on own
-    ones. With many centers and few rounds "more often than chance" means "once": half of the neighbours are
-    luck.
-
-    sampled, best: peers that a center hears in phase 1, and how many of them it averages with.
-
-    first: rounds of phase 1; none: three in ten.  later: peers that a center hears in phase 2.
+    ones. With many centers and few rounds "more often than chance" means "once".
     """
 
     sampled: int = 10
@@ -171,29 +154,24 @@ class PENS(PeerMethod):
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and best."""
         return tried(self, best=(1, 2) if self.sampled > 1 else (1,))
 
     kind = "pull"
 
     @property
     def capacity(self) -> int:
-        """The most that a center hears in a round."""
         return max(self.sampled, self.later)
 
     def looking(self, context: Context, t: int) -> bool:
-        """Whether round t is one of phase 1."""
         first = max(1, round(FIRST_PHASE * context.horizon)) if self.first is None else self.first
         return t <= first
 
     def init(self, context: Context) -> PensState:
-        """The common start; nobody was chosen."""
         return PensState(context.common_start(), np.zeros((context.r, context.n)))
 
     def rank_peers(
         self, context: Context, state: PensState, trained: Callable[[], Any], t: int
     ) -> Preferences:
-        """Random peers; later, random ones of the neighbours."""
         nobody_preferred = np.zeros((context.r, context.n))
         if self.looking(context, t):
             rankings, many = drawn(context, nobody_preferred, t), self.sampled
@@ -204,7 +182,6 @@ class PENS(PeerMethod):
     def learn(
         self, context: Context, state: PensState, trained: PensState, received: Received, t: int
     ) -> StepResult:
-        """Average with the best, and count them; later with all."""
         to, by, chosen = received.receiver, received.sender, state.chosen
         if self.looking(context, t):
             loss = losses(context, trained.models, received.arrived, to, by, "train")
@@ -226,10 +203,7 @@ def best_of(to: Ints, loss: Floats, tie: NDArray[np.uint64], many: int) -> NDArr
 
 
 def neighbours(chosen: Floats) -> NDArray[np.bool_]:
-    """(r, n) the members that each center chose more often than it would by chance; all, if there is none.
-
-    By chance every other member is chosen as often: the choices that were made over the n - 1 others.
-    """
+    """(r, n) the members that each center chose more often than it would by chance; all, if there is none."""
     others = max(1, chosen.shape[1] - 1)
     often = chosen > chosen.sum(axis=1, keepdims=True) / others
     return np.where(often.any(axis=1, keepdims=True), often, True)
@@ -248,17 +222,10 @@ class FedFomo(PeerMethod):
 
     A center hears the ``peers`` models of the largest preference, each place being drawn at random with a
     chance that falls from ``explore`` to 0 over the rounds. Of each, and of its own trained model, it works
-    out
-
-        w_j = (L(x⁻) - L(x_j)) / |x_j - x⁻|
-
-    on its validation rows, x⁻ being its model before training; the positive ones, made to sum to one, are the
-    weights of its new model. Without a positive one it keeps its own trained model (the authors go back to x⁻
-    and lose the round). w / |sum of w| is added to its preferences.
-
-    A server holds all models and hands them on: 1 up and ``peers`` down.
-
-    peers: models of others that a center hears.  explore: the chance of a random one, at first.
+    out w_j = (L(x⁻) - L(x_j)) / |x_j - x⁻| on its validation rows, x⁻ being its model before training; the
+    positive ones, made to sum to one, are the weights of its new model. Without any it keeps its own trained
+    model (the authors go back to x⁻ and lose the round). w / |sum of w| is added to its preferences. A server
+    holds all models: 1 up and ``peers`` down.
     """
 
     peers: int = 5
@@ -271,17 +238,14 @@ class FedFomo(PeerMethod):
 
     @property
     def capacity(self) -> int:
-        """The number of models heard."""
         return self.peers
 
     def init(self, context: Context) -> FomoState:
-        """The common start; nobody is preferred."""
         return FomoState(context.common_start(), np.zeros((context.r, context.n)))
 
     def rank_peers(
         self, context: Context, state: FomoState, trained: Callable[[], Any], t: int
     ) -> Preferences:
-        """The preferred ones, now and then a random one in their place."""
         mine = context.ids[:, None]
         luck = streams.uniforms(context.seed, "tie-break", t, mine, context.ids[None, :])
         order = np.lexsort((luck, np.where(context.self_mask, np.inf, -state.preference)), axis=-1)[:, :-1]
@@ -310,7 +274,6 @@ class FedFomo(PeerMethod):
     def learn(
         self, context: Context, state: FomoState, trained: FomoState, received: Received, t: int
     ) -> StepResult:
-        """Weigh what arrived, and the own model, by what each takes off the loss."""
         to, by, before = received.receiver, received.sender, own_losses(context, state.models, "validation")
         shared = received.arrived.shape[1]
         base = state.models[:, :shared]
@@ -336,8 +299,7 @@ def gains(drop: Floats, distance: Floats) -> Floats:
 
 
 def positive_shares(own: Floats, theirs: Floats, to: Ints) -> Floats:
-    """(transfers,) the share of each model heard among those that help, the own one (r,) included; where none
-    helps they are 0, and all is the own one's."""
+    """(transfers,) the share of each model heard among those that help, the own one (r,) included."""
     help_ = np.maximum(theirs, 0.0)
     total = np.maximum(own, 0.0) + np.bincount(to, weights=help_, minlength=len(own))
     return np.where(total[to] > 0, help_ / np.where(total[to] > 0, total[to], 1.0), 0.0)
@@ -345,10 +307,7 @@ def positive_shares(own: Floats, theirs: Floats, to: Ints) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class DpflState(Models):
-    """models: (r, P).  kept: (r, n) 1 for the members that each center found in its first search.
-
-    searches: how many there were.
-    """
+    """models: (r, P).  kept: (r, n) 1 for the members that each center found in its first search."""
 
     kept: Floats
     searches: int
@@ -358,16 +317,12 @@ class DpflState(Models):
 class DPFL(PeerMethod):
     """DPFL (Kharrat et al. 2025): every center looks for the set of models whose average suits it best.
 
-    Every ``period`` rounds a center hears its candidates and builds a set S, itself in it and of at most
-    ``most``, by a randomised double greedy search on the reward (10 - validation loss of the size-weighted
-    average of S) / 10: from X = {itself} and Y = all, it goes through the candidates in random order; with a
-    what j adds to X and b what its absence adds to Y (negative ones are 0), j joins X with probability a / (a
-    + b), and without any signal (a = b = 0), or else leaves Y. It goes on from the average of X. In the first
-    search all members are candidates, later those that it found then. Between searches it trains alone.
-
-    A bound from above, not a rival in bytes: the first search hears n - 1 models.
-
-    most: members of a set, itself included.  period: rounds from one search to the next.
+    Every ``period`` rounds a center hears its candidates and builds a set of at most ``most``, itself in it,
+    by a randomised double greedy search on the reward (10 - validation loss of the size-weighted average) /
+    10: from X = {itself} and Y = all, it goes through the candidates in random order; with a what j adds to X
+    and b what its absence adds to Y (at least 0), j joins X with probability a / (a + b), and where a = b =
+    0, or else leaves Y. It goes on from the average of X. First all members are candidates, later those that
+    it found then. A bound from above, not a rival in bytes: the first search hears n - 1 models.
     """
 
     most: int = 10
@@ -380,21 +335,17 @@ class DPFL(PeerMethod):
 
     @property
     def capacity(self) -> int:
-        """As many as there are: the search says who is heard."""
         return 1 << 30
 
     def exchanges(self, t: int) -> bool:
-        """Whether there is a search in round t."""
         return (t - 1) % self.period == 0
 
     def init(self, context: Context) -> DpflState:
-        """The common start; nobody was found."""
         return DpflState(context.common_start(), np.zeros((context.r, context.n)), 0)
 
     def rank_peers(
         self, context: Context, state: DpflState, trained: Callable[[], Any], t: int
     ) -> Preferences:
-        """The candidates in random order."""
         known = (state.kept > 0) | (state.searches == 0)
         rankings = drawn(context, np.zeros_like(state.kept), t, known)
         return Preferences(rankings, trail=trail_with(state.kept))
@@ -402,7 +353,6 @@ class DPFL(PeerMethod):
     def learn(
         self, context: Context, state: DpflState, trained: DpflState, received: Received, t: int
     ) -> StepResult:
-        """Search, and go on from the average of what was found."""
         found = self.search(context, trained.models, received, t)
         to, by = np.nonzero(found)
         models = combine(trained.models, received.arrived, to, by, by_size(context, to, by))

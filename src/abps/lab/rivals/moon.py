@@ -1,12 +1,9 @@
 """MOON (Li et al. 2021): FedAvg whose centers keep their representations near the global model's.
 
-Local loss BCE + mu * l with, for every row,
-
-    l = -log( e^(cos(z, z_global) / tau) / (e^(cos(z, z_global) / tau) + e^(cos(z, z_previous) / tau)) ),
-
-z the last hidden layer (after ReLU, before dropout) of the model in training, z_global and z_previous
-those of the received model and of the center's own model of the round before, both frozen and without
-dropout. There is no projection head: it would change the model that is compared.
+Local loss BCE + mu * l with, for every row, l = -log( e^(cos(z, z_global) / tau) / (e^(cos(z, z_global) /
+tau) + e^(cos(z, z_previous) / tau)) ), z the last hidden layer (after ReLU, before dropout), z_global and
+z_previous those of the received model and of the center's own one of the round before, both frozen and
+without dropout. There is no projection head: it would change the model that is compared.
 """
 
 from dataclasses import dataclass
@@ -37,17 +34,14 @@ class MOON(FedAvg):
     searched: ClassVar = {"mu": (1.0, 5.0)}
 
     def init(self, context: Context) -> State:
-        """The common start is everybody's previous model."""
         start = context.common_start()
         return State(start, start)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
-        """The local epochs; what they lead to is the next round's previous model."""
         trained: State = super().train(context, state, t, alone)
         return State(trained.models, trained.models)
 
     def objective(self, state: State) -> Objective:
-        """Near what was received, away from what was learned the round before."""
         if self.mu == 0.0:
             return PLAIN
         return Objective(contrast=Contrast(state.models, state.previous, self.mu, self.temperature))

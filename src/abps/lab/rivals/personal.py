@@ -37,7 +37,6 @@ class FedRep(FedAvg):
             raise RequestError("private_layers=0: FedRep needs a private head; choose at least 1")
 
     def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
-        """Train the head, then the trunk."""
         shared = self.wire.shared(context)
         # Two phases, two numbers, so that the second does not repeat the first one's batches.
         fitted = context.learner.train(
@@ -65,13 +64,10 @@ class TrainedModels:
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """Ditto (Li et al. 2021): FedAvg, and beside it a personal model for every center.
+    """Ditto (Li et al. 2021): FedAvg, and beside it a personal model for every center, never sent.
 
-    The global model is FedAvg's, exactly. A center's personal model v_i is never sent; every round it
-    minimises F_i(v) + (lam / 2) ||v - w_t||^2 with w_t the global model as received, before the center's own
-    training of it. Small lam: local training; large lam: the global model.
-
-    lam: strength of the pull towards the global model.
+    Every round it minimises F_i(v) + (lam / 2) ||v - w_t||² with w_t the global model as received, before the
+    center's own training of it. Small lam: local training; large lam: the global model.
     """
 
     lam: float = 1.0
@@ -80,12 +76,10 @@ class Ditto(FedAvg):
     searched: ClassVar = {"lam": (0.1, 1.0)}
 
     def init(self, context: Context) -> PersonalState:
-        """Both models at the common start."""
         start = context.common_start()
         return PersonalState(start, start)
 
     def train(self, context: Context, state: PersonalState, t: int, alone: bool) -> TrainedModels:
-        """The global model as FedAvg does, and the personal one with the global one as anchor."""
         near = Objective(strength=self.lam, anchor=state.received)
         return TrainedModels(
             context.learner.train(state.received, t), context.learner.train(state.models, t, near)
@@ -99,11 +93,9 @@ class Ditto(FedAvg):
         down: tuple[Weights, ...],
         t: int,
     ) -> PersonalState:
-        """The new global model."""
         return PersonalState(trained.personal, under(down[0], trained.models))
 
     def rest(self, context: Context, state: PersonalState, trained: TrainedModels, t: int) -> PersonalState:
-        """Without an exchange the last global model stays the anchor."""
         return PersonalState(trained.personal, state.received)
 
 
@@ -123,16 +115,11 @@ class MapTrained:
 class FedMAP(FedAvg):
     """FedMAP (Zhang et al., arXiv 2405.19000): every center's own model is a maximum a posteriori.
 
-    A round: a center trains from the common model γ on F_i(θ) + (α/2) ‖θ − γ‖², keeps the result θ_i as its
-    own, and sends it with its contribution ω_i = exp(mean log-likelihood − prior / rows); γ becomes the mean
-    of θ_i with weights ω_i. The prior follows the authors' public code, which adds ε (‖θ‖² + ‖γ‖²) to the
-    quadratic term, and a network that is convex in its inputs (version 2).
-
-    Not public where we looked: how that network is trained (the code sends it out as it was initialised), so
-    it is left out here, as in version 1 of the paper. Weights by ω are nearly equal: a mean log-likelihood
-    hardly differs between centers.
-
-    alpha: the precision of the prior around the common model, per row of the mean loss.
+    A round: a center trains from the common model γ on F_i(θ) + (α/2) ‖θ − γ‖², keeps the result θ_i, and
+    sends it with its contribution ω_i = exp(mean log-likelihood − prior / rows); γ becomes the mean of θ_i by
+    ω_i, which hardly differ. The prior follows the authors' public code, which adds ε (‖θ‖² + ‖γ‖²) to the
+    quadratic term; its network that is convex in its inputs (version 2) is left out: how it is trained is not
+    public.
     """
 
     alpha: float = 0.01
@@ -145,16 +132,13 @@ class FedMAP(FedAvg):
 
     @property
     def adds(self) -> Adding | None:
-        """Weights of their own: the server needs every model."""
         return None
 
     def init(self, context: Context) -> PersonalState:
-        """The common start, also as the common model."""
         start = context.common_start()
         return PersonalState(start, start)
 
     def train(self, context: Context, state: PersonalState, t: int, alone: bool) -> MapTrained:
-        """The maximum a posteriori, sought from the common model."""
         prior = Objective(strength=self.alpha, anchor=state.received)
         models = context.learner.train(state.models if alone else state.received, t, prior)
         squares = np.square(models.astype(np.float64)).sum(1) + np.square(state.received).sum(1)
@@ -167,21 +151,17 @@ class FedMAP(FedAvg):
         return MapTrained(models, np.exp(log))
 
     def note(self, context: Context, trained: MapTrained) -> Floats:
-        """The contributions."""
         return trained.contribution
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], None]:
-        """The mean by contribution."""
         return (weighted_mean(sent[0], np.maximum(sent[1], 1e-30)),), None
 
     def receive(
         self, context: Context, state: Any, trained: MapTrained, down: tuple[Weights, ...], t: int
     ) -> PersonalState:
-        """The own model stays; the common one is new."""
         return PersonalState(trained.models, under(down[0], trained.models))
 
     def rest(self, context: Context, state: Any, trained: MapTrained, t: int) -> PersonalState:
-        """Without an exchange the last common model stays."""
         return PersonalState(trained.models, state.received)

@@ -1,14 +1,9 @@
 """pFedGraph (Ye et al. 2023): a server mixes every center a model of its own, by how alike they moved.
 
-After every round the server works out d_ij = -cos(x_i - θ⁰, x_j - θ⁰), the common start θ⁰ taken out, values
-below -0.9 being -1; row i of the graph are the shares g on the simplex that minimise
-
-    alpha |g - p|² + <d_i, g>,   p_j = N_j / sum of N,
-
-which is the nearest point of the simplex to p - d_i / (2 alpha); center i goes on from sum_j g_ij x_j.
-
-The authors' regulariser, which turns a center towards its aggregate while it trains, is left out: in their
-code it has the wrong sign.
+With d_ij = -cos(x_i - θ⁰, x_j - θ⁰) (values below -0.9 being -1), row i of the graph are the shares g on the
+simplex that minimise alpha |g - p|² + <d_i, g>, p_j = N_j / sum of N: the nearest point of the simplex to p -
+d_i / (2 alpha). Center i goes on from sum_j g_ij x_j. The authors' regulariser, which turns a center towards
+its aggregate while it trains, is left out: in their code it has the wrong sign.
 """
 
 from dataclasses import dataclass, field
@@ -26,10 +21,8 @@ SAME = 0.9
 
 
 def likeness(moved: Weights, centre: bool = False) -> Floats:
-    """(n, n) cosines between rows (n, columns), those above 0.9 set to 1; 0 where a row is zero.
-
-    centre: the mean of all rows is taken out first.
-    """
+    """(n, n) cosines between rows (n, columns), those above 0.9 set to 1; 0 where a row is zero.  centre: the
+    mean of all rows is taken out first."""
     rows = moved.astype(np.float64)
     if centre:
         rows = rows - rows.mean(0)
@@ -56,10 +49,8 @@ def nearest_shares(rows: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class PFedGraph(StarMethod):
-    """wire: codec and private layers.  alpha: how near shares stay to those of size.
-
-    centre: take the mean movement out before cosines are taken (not the authors').
-    """
+    """alpha: how near shares stay to those of size.  centre: take the mean movement out before cosines are
+    taken (not the authors')."""
 
     wire: Wire = field(default_factory=Wire)
     alpha: float = 0.8
@@ -71,7 +62,6 @@ class PFedGraph(StarMethod):
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], None]:
-        """To every center its own mix."""
         models = sent[0]
         alike = likeness(models - start[: models.shape[1]], self.centre)
         share = collaboration(alike, sizes.astype(np.float64), self.alpha).astype(np.float32)
@@ -80,6 +70,5 @@ class PFedGraph(StarMethod):
     def receive(
         self, context: Context, state: Models, trained: Models, down: tuple[Weights, ...], t: int
     ) -> Models:
-        """The own mix in the place of the shared layers."""
         mine = np.atleast_2d(down[0])
         return Models(np.concatenate([mine, trained.models[:, mine.shape[1] :]], axis=1))

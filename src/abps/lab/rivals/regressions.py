@@ -51,7 +51,6 @@ class SumRegression(CoordinatedMethod):
 
 
 def _upload(lists: list[Floats]) -> Upload:
-    """Every center's numbers, in four bytes each."""
     return Upload.encode(lists, [(Field("single", len(values)),) for values in lists])
 
 
@@ -61,10 +60,8 @@ def _broadcast(values: Floats) -> Broadcast:
 
 @dataclass(frozen=True, eq=False)
 class Surrogate(Models):
-    """models: (r, P) the coefficients so far, for all the same.  mean: (P,) β̄.
-
-    gradient: (P,) of the mean loss of all rows at β̄, known to the lead.
-    """
+    """models: (r, P) the coefficients so far, for all the same.  mean: (P,) β̄.  gradient: (P,) of the mean
+    loss of all rows at β̄, known to the lead."""
 
     mean: Floats
     gradient: Floats
@@ -77,7 +74,6 @@ class ODAL(SumRegression):
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=3))
 
     def init(self, context: Context) -> Surrogate:
-        """Nothing is known."""
         zero = np.zeros(context.data.width + 1)
         return Surrogate(np.zeros((context.r, len(zero)), np.float32), zero, zero)
 
@@ -104,7 +100,6 @@ class ODAL(SumRegression):
         return _upload(lists)
 
     def aggregate(self, context: Context, state: Surrogate, uploads: Floats, t: int) -> Broadcast:
-        """The weighted mean; the mean gradient, for the lead alone; what the lead found."""
         if t == 2:
             total = np.nansum(uploads, axis=0)
             message = NumberList.of(total[:-1] / total[-1], (Field("single", len(total) - 1),))
@@ -117,7 +112,6 @@ class ODAL(SumRegression):
         return _broadcast(found)
 
     def apply_broadcast(self, context: Context, state: Surrogate, broadcast: Broadcast, t: int) -> Surrogate:
-        """Coefficients for all; the gradient for the lead."""
         if t == 2:
             return Surrogate(state.models, state.mean, broadcast.only(int(np.argmax(context.sizes()))))
         w = broadcast.common.values
@@ -139,7 +133,6 @@ def surrogate_fit(x: Floats, y: Floats, state: Surrogate, penalty: Floats) -> Fl
 
 
 def _gradient(x: Floats, y: Floats, w: Floats) -> Floats:
-    """(P,) of the summed loss."""
     residual = expit(x @ w[:-1] + w[-1]) - y
     return np.append(x.T @ residual, residual.sum())
 
@@ -154,7 +147,6 @@ TOLERANCE, SLACK = 1e-3, 1e-3
 @dataclass(frozen=True, eq=False)
 class MixedState(Models):
     """models: (r, P) with own intercepts.  w: (1 + columns,) a and b.  before: those of the last exchange.
-
     loss: at ``before``, penalised as now.  variance: τ².  penalty: (kinds,).  done: nothing changes any more.
     """
 
@@ -173,21 +165,17 @@ class MixedModel(SumRegression):
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=25))
 
     def sums_only(self, t: int) -> bool:
-        """Always."""
         return True
 
     def finished(self, state: MixedState) -> bool:
-        """Whether nothing changes any more."""
         return state.done
 
     def init(self, context: Context) -> MixedState:
-        """No effects."""
         width, kinds = context.data.width + 1, int(column_kinds(context.data.columns).max(initial=0)) + 1
         models, penalty = np.zeros((context.r, width), np.float32), np.full(kinds, FIRST_PENALTY)
         return MixedState(models, np.zeros(width), np.zeros(width), np.inf, FIRST_VARIANCE, penalty)
 
     def upload(self, context: Context, state: MixedState, t: int) -> Upload:
-        """Sums at the coefficients that were sent."""
         width = len(state.w)
         half, lists = np.triu_indices(width), []
         for i in range(context.r):
@@ -204,7 +192,6 @@ class MixedModel(SumRegression):
         return _upload(lists)
 
     def aggregate(self, context: Context, state: MixedState, uploads: Floats, t: int) -> Broadcast:
-        """The next coefficients, τ² and penalties."""
         total, width = np.nansum(uploads, axis=0), len(state.w)
         kinds = column_kinds(context.data.columns)
         weight = np.concatenate([[1e-8], state.penalty[kinds]])
@@ -229,7 +216,6 @@ class MixedModel(SumRegression):
     def apply_broadcast(
         self, context: Context, state: MixedState, broadcast: Broadcast, t: int
     ) -> MixedState:
-        """The coefficients of all, and the own intercept under them."""
         values, width = broadcast.common.values, len(state.w)
         w, before, (loss, variance, done) = values[:width], values[width : 2 * width], values[2 * width :][:3]
         models = np.tile(np.append(w[1:], w[0]).astype(np.float32), (context.r, 1))
@@ -241,6 +227,5 @@ class MixedModel(SumRegression):
 
 
 def _reply(state: MixedState) -> Broadcast:
-    """What all members need to go on."""
     numbers = [min(state.loss, 1e30), state.variance, state.done]
     return _broadcast(np.concatenate([state.w, state.before, numbers, state.penalty]))

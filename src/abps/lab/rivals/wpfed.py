@@ -1,17 +1,12 @@
 """WPFed (Chen et al. 2024): neighbours chosen by the likeness of models and by their peers' rankings.
 
-The original equations are not public; this is the reading that its abstract supports. Every round
-
-1. a center publishes a code of its model: the signs of 256 random projections of theta - theta_0 (the
-   common start taken out, or all codes would be alike at first); h_ij is the share of bits that differ;
-2. s_j, in 0 to 1, is the mean place of j in the rankings that others published, 0.5 if nobody ranked it;
-3. center i asks peers in the order of w_ij = s_j exp(-gamma h_ij), ties at random; links are mutual and a
-   center takes at most ``neighbours``, so the best-ranked are not overrun;
-4. it ranks its neighbours by their loss on its own reference rows, a part of its training rows that it
-   does not train on, and publishes that ranking.
-
-Neighbours swap models, and a center averages its own (weight 1) with theirs (w_ij). (The authors distil
-predictions on reference rows instead; patients' rows would then leave the center.)
+The original equations are not public; this is the reading that its abstract supports. A center publishes the
+signs of 256 random projections of theta - theta_0; h_ij is the share of bits that differ. s_j, in 0 to 1, is
+the mean place of j in the rankings that others published (0.5: nobody ranked it). Center i asks peers in the
+order of w_ij = s_j exp(-gamma h_ij), ties at random; links are mutual and a center takes at most
+``neighbours``. It ranks them by their loss on its own reference rows, a part of its training rows that it
+does not train on, publishes that ranking, and averages its own model (weight 1) with theirs (w_ij). (The
+authors distil predictions on reference rows instead; patients' rows would then leave the center.)
 """
 
 from collections.abc import Callable
@@ -58,9 +53,7 @@ class WeightedPreferences(Preferences):
 @dataclass(frozen=True)
 class WPFed(PeerMethod):
     """neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
-
-    reference_share: of the training rows.
-    """
+    reference_share: of the training rows."""
 
     only_binary: ClassVar[str] = "it ranks by the log-loss of an event; choose another method"
 
@@ -76,15 +69,12 @@ class WPFed(PeerMethod):
 
     @property
     def capacity(self) -> int:
-        """The number of neighbours."""
         return self.neighbours
 
     def init(self, context: Context) -> State:
-        """The common start; nobody has ranked anybody."""
         return State(context.common_start(), np.full((context.r, self.neighbours), -1))
 
     def derived(self, context: Context) -> ReferenceRows:
-        """The reference rows are set aside."""
         train, reference = set_aside(context.data, self.reference_share)
         rng = streams.generator(context.seed, "sketch")
         shape = (context.learner.layout.size, self.bits)
@@ -92,27 +82,23 @@ class WPFed(PeerMethod):
         return ReferenceRows(context.learner.on(replace(context.data, train=train)), reference, sketch)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
-        """Train without the reference rows."""
         return replace(state, models=context.derived.learner.train(state.models, t))
 
     def rank_peers(
         self, context: Context, state: State, trained: Callable[[], Any], t: int
     ) -> WeightedPreferences:
-        """Peers best first; ties at random."""
         moved = trained().models - context.learner.start
         weight = self.weights(codes(moved, context.derived.sketch), scores(context.n, state.ranking))
         entries = -(-self.bits // 32) + self.neighbours
         return WeightedPreferences(self.rankings(context, weight, t), publishing=entries, weight=weight)
 
     def rankings(self, context: Context, weight: Floats, t: int) -> list[list[int]]:
-        """Everybody else, best first."""
         tie = streams.bits(context.seed, "tie-break", t, context.ids[:, None], context.ids[None, :])
         order = np.lexsort((tie, np.where(context.self_mask, np.inf, -weight)), axis=-1)
         listed: list[list[int]] = order[:, : context.n - 1].tolist()
         return listed
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
-        """Rank the neighbours, and average with them."""
         order = np.argsort(received.receiver, kind="stable")
         to, by = received.receiver[order], received.sender[order]
         derived, models, arrived, weight = (
@@ -154,22 +140,18 @@ def set_aside(data: Prepared, share: float) -> tuple[Rows, Rows]:
 
 
 def codes(moved: Weights, sketch: Weights) -> NDArray[np.bool_]:
-    """(n, bits) the signs of the projections of (n, P)."""
     return moved @ sketch > 0
 
 
 def hamming(code: NDArray[np.bool_]) -> Floats:
-    """(n, n) the share of bits in which two codes differ."""
     sign = np.where(code, 1.0, -1.0)
     alike: Floats = sign @ sign.T / code.shape[1]
     return (1.0 - alike) / 2.0
 
 
 def ranked(to: Ints, by: Ints, loss: Floats, r: int, most: int) -> Ints:
-    """(r, most) the places that each center ranks, best first, -1 where it ranks fewer.
-
-    to, by, loss: (links,) row ``to`` ranks place ``by``, lower loss first; NaN is not ranked.
-    """
+    """(r, most) the places that each center ranks, best first, -1 where it ranks fewer.  to, by, loss:
+    (links,) row ``to`` ranks place ``by``, lower loss first; NaN is not ranked."""
     known = np.isfinite(loss)
     to, by, loss = to[known], by[known], loss[known]
     order = np.lexsort((by, loss, to))
