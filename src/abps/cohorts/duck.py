@@ -123,7 +123,7 @@ def open_table(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable:
 
 
 def open_optional(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable | None:
-    """The same for a table that may be absent (None)."""
+    """A table with the columns that it must have; None where it is absent."""
     path = find_table(root, name)
     if path is None:
         return None

@@ -370,7 +370,7 @@ class Cdm:
         return table
 
     def maybe(self, name: str, *columns: str) -> CdmTable:
-        """The same for a table that may be absent: then it has no columns and no rows."""
+        """A table that may be absent: then it has no columns and no rows."""
         absent = CdmTable("(SELECT 0 WHERE false)", (), self.place)
         return self.need(name, *columns) if name in self.tables else absent
 

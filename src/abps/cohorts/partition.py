@@ -1,9 +1,5 @@
-"""From a tidy table to centers (``center``, perhaps ``group``): by columns, by label skew (Dirichlet), or at
-random.
-
-Cells that are too small to train and test on follow one rule, and each that is left out is listed with its
-reason.
-"""
+"""From a tidy table to centers (``center``, perhaps ``group``): by columns, label skew (Dirichlet), or at
+random. Cells that are too small to train and test on follow one rule, and are listed with the reason."""
 
 import re
 from collections.abc import Sequence
@@ -129,7 +125,7 @@ def divide(
     """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together; a row
     whose patient is not known is drawn on its own."""
     rule = rule or CellRule()
-    _check(table, [label, *([patient] if patient else [])])
+    check_columns(table, [label, patient])
     _check_request(table, recipe, rule, label)
     for column, allowed in recipe.only:
         table = _keep_only(table, column, allowed)
@@ -180,9 +176,9 @@ def parse_only(text: str) -> tuple[str, tuple[str, ...]]:
     return column.strip(), allowed
 
 
-def _check(table: pl.DataFrame, columns: list[str]) -> None:
+def check_columns(table: pl.DataFrame, columns: Sequence[str | None]) -> None:
     for column in columns:
-        if column not in table.columns:
+        if column and column not in table.columns:
             raise RequestError(
                 f"the table has no column {column!r}{nearest(column, table.columns)}; "
                 f"it has {', '.join(table.columns)}"
@@ -190,7 +186,7 @@ def _check(table: pl.DataFrame, columns: list[str]) -> None:
 
 
 def _keep_only(table: pl.DataFrame, column: str, allowed: tuple[str, ...]) -> pl.DataFrame:
-    _check(table, [column])
+    check_columns(table, [column])
     text = table[column].cast(pl.String)
     present = text.drop_nulls().unique().to_list()
     for value in allowed:
@@ -214,7 +210,7 @@ def _cells(table: pl.DataFrame, by: tuple[str, ...], time: str | None) -> pl.Ser
         elif key.startswith("window"):
             raise RequestError(f"by={key!r}: a window is written window:2y (whole years)")
         else:
-            _check(table, [key])
+            check_columns(table, [key])
             column = table[key]
             if column.dtype.is_float() and column.n_unique() > 100:
                 raise RequestError(
@@ -355,11 +351,8 @@ def center_lines(table: pl.DataFrame, label: str, center: str, features: list[st
     grouped = table.group_by(pl.col(center).cast(pl.String).fill_null(UNKNOWN).alias("center")).agg(
         stays=pl.len(), positives=pl.col(label).cast(pl.Int64).sum(), missing=gaps.mean()
     )
-    lines = []
-    for name, stays, positives, missing in grouped.sort("center").iter_rows():
-        rate = share(positives, stays)
-        lines.append(CenterLine(name, stays, positives, rate.value, rate.low, rate.high, missing))
-    return lines
+    rates = [(*row, share(row[2], row[1])) for row in grouped.sort("center").iter_rows()]
+    return [CenterLine(name, n, k, r.value, r.low, r.high, missing) for name, n, k, missing, r in rates]
 
 
 @dataclass(frozen=True)

@@ -143,13 +143,8 @@ class Drift:
 
 
 def analyse(table: pl.DataFrame, question: Question) -> Drift:
-    named = [question.label, question.center, question.group, question.time, question.era, *question.columns]
-    for column in filter(None, named):
-        if column not in table.columns:
-            raise RequestError(
-                f"the table has no column {column!r}{nearest(column, table.columns)}; "
-                f"it has {', '.join(table.columns)}"
-            )
+    roles = (question.label, question.center, question.group, question.time, question.era)
+    partition.check_columns(table, (*roles, *question.columns))
     label = table[question.label].cast(pl.Int64)
     if table[question.label].null_count() or not set(label.unique().to_list()) <= {0, 1}:
         raise RequestError(f"the label {question.label!r} must be 0 or 1 in every row")

@@ -29,27 +29,13 @@ def draw_all(drift: Drift) -> dict[str, Drawing]:
 
 
 def report(drift: Drift, drawings: Mapping[str, Drawing], title: str) -> str:
-    return render(
-        "drift.html",
-        title=title,
-        rows=sum(line.stays for line in drift.eras),
-        era_words=f"windows of {drift.question.window_years} years of {drift.question.time}"
-        if drift.era_source == "window"
-        else f"the column {drift.era_source}",
-        first=drift.between[0],
-        second=drift.between[1],
-        label=drift.question.label,
-        deviations=f"{drift.question.deviations:g}",
-        shifts=drift.shifts,
-        skipped=drift.skipped,
-        clusters=max((s.mean.clusters for s in drift.shifts if s.mean is not None), default=0),
-        drawings=drawings,
-        outcome=drift.outcome,
-        association=drift.association,
-        window_years=drift.question.window_years,
-        time=drift.question.time,
-        era=drift.era_source,
-    )
+    era_words = f"the column {drift.era_source}"
+    if drift.era_source == "window":
+        era_words = f"windows of {drift.question.window_years} years of {drift.question.time}"
+    rows = sum(line.stays for line in drift.eras)
+    clusters = max((s.mean.clusters for s in drift.shifts if s.mean is not None), default=0)
+    shown = {"drift": drift, "drawings": drawings, "era_words": era_words, "rows": rows, "clusters": clusters}
+    return render("drift.html", title=title, **shown)
 
 
 def histograms(drift: Drift) -> Figure:

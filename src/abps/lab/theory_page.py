@@ -103,24 +103,19 @@ def gamma_name(gamma: float) -> str:
 
 def _draw_all(checked: TheoryResults) -> list[Drawing]:
     schedules = [r for r in checked.regret if r.study == "schedules"]
+    regret = (
+        "Regret against the best κ of six peers (0.9, 0.7, 0.6, 0.2, 0.15, 0.1), with two standard errors, "
+        "both axes logarithmic. A straight line is a power of T and its slope the exponent; a logarithm "
+        "flattens. Points under 5 / √T are runs of their own, because that schedule depends on the number of "
+        "rounds."
+    )
+    rest = (
+        "Above: probability that the score of a peer met in every round lies below 0.5. Below: rounds that a "
+        "center rested that follows the score. Grey line: c_neg = 0.5, where the lemma's oracle changes."
+    )
     return [
-        draw(
-            "regret",
-            "Regret of three schedules",
-            "Regret against the best κ of six peers (0.9, 0.7, 0.6, 0.2, 0.15, 0.1), with two "
-            "standard errors, both axes logarithmic. A straight line is a power of T and its slope "
-            "the exponent; a logarithm flattens. Points under 5 / √T are runs of their own, because "
-            "that schedule depends on the number of rounds.",
-            partial(regret_figure, schedules),
-        ),
-        draw(
-            "transition",
-            "Where resting begins",
-            "Above: probability that the score of a peer met in every round lies below 0.5. Below: "
-            "rounds that a center rested that follows the score. Grey line: c_neg = 0.5, where the "
-            "lemma's oracle changes.",
-            partial(transition_figure, checked),
-        ),
+        draw("regret", "Regret of three schedules", regret, partial(regret_figure, schedules)),
+        draw("transition", "Where resting begins", rest, partial(transition_figure, checked)),
     ]
 
 

@@ -59,13 +59,12 @@ def privacy_part(study: Study, part: Part) -> PrivacyPart:
             continue
         stated, name = run.config.get("privacy"), f"{planned.label}, seed {planned.seed}"
         private = isinstance(stated, Mapping) and stated.get("dp_epsilon") is not None
+        path = None if study.root is None else StudyFolder(study.root).folder(planned) / PRIVACY
         try:
             if run.privacy is not None:
                 ledger = run.privacy.to_json()
-            elif study.root is not None and (
-                private or (StudyFolder(study.root).folder(planned) / PRIVACY).exists()
-            ):
-                ledger = read_ledger(StudyFolder(study.root).folder(planned) / PRIVACY)
+            elif path is not None and (private or path.exists()):
+                ledger = read_ledger(path)
             else:
                 continue
             sentence, wrong = spent_words(name, ledger)
@@ -95,23 +94,15 @@ def spent_words(name: str, ledger: Any) -> tuple[str, bool]:
 
 def inferred(found: Sequence[PrivacyAudit]) -> Table:
     columns = ("method", "protection", "training rows", "round", "centers", "alignment", "shadow models")
-    rows = tuple(
-        (
-            each.method,
-            f.protection,
-            str(f.rows),
-            str(f.round),
-            str(f.centers),
-            f"{number(f.alignment)} ± {number(f.alignment_se)}",
-            f"{number(f.shadow)} ± {number(f.shadow_se)}",
-            signed(f.attribute),
-        )
-        for each in found
-        for f in each.findings
-    )
+    rows = []
+    for method, f in ((each.method, f) for each in found for f in each.findings):
+        areas = ((f.alignment, f.alignment_se), (f.shadow, f.shadow_se))
+        shown = [f"{number(area)} ± {number(se)}" for area, se in areas]
+        counts = (str(f.rows), str(f.round), str(f.centers))
+        rows.append((method, f.protection, *counts, *shown, signed(f.attribute)))
     seeds = ", ".join(str(seed) for seed in sorted({each.seed for each in found}))
     caption = f"Attacks on what is exchanged (seed {seeds})"
-    return Table("inferred", caption, (*columns, "attribute"), rows, MEANING)
+    return Table("inferred", caption, (*columns, "attribute"), tuple(rows), MEANING)
 
 
 def conclusions(found: Sequence[PrivacyAudit]) -> list[str]:

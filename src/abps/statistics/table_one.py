@@ -49,18 +49,13 @@ class TableOne:
         return [out / "table-one.csv"]
 
     def frame(self) -> pl.DataFrame:
-        return pl.DataFrame(
-            [
-                {
-                    "column": line.column,
-                    "level": line.level,
-                    "overall": line.overall,
-                    **dict(zip(self.centers, line.hospitals, strict=True)),
-                    "largest difference": None if np.isnan(line.difference) else round(line.difference, 3),
-                }
-                for line in self.lines
-            ]
-        )
+        rows = []
+        for line in self.lines:
+            words = {"column": line.column, "level": line.level, "overall": line.overall}
+            words |= dict(zip(self.centers, line.hospitals, strict=True))
+            difference = None if np.isnan(line.difference) else round(line.difference, 3)
+            rows.append({**words, "largest difference": difference})
+        return pl.DataFrame(rows)
 
 
 def table_one(frame: pl.DataFrame, center: str, columns: Sequence[str] = (), min_cell: int = 10) -> TableOne:
