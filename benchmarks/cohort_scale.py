@@ -8,7 +8,7 @@ resident memory. The first stays are recomputed in plain Python from the same fi
 A second measurement takes only the grouping of the vitals, at the size it has in MIMIC-IV v3.1 (20 million
 moments), because that is what memory depends on; the rows of the file only pass through.
 
-    python benchmarks/cohort_scale.py --rows 40000000 --folder /some/disk
+    python benchmarks/cohort_scale.py --plain --csv benchmarks/results/cohort_scale.csv
 """
 
 from __future__ import annotations
@@ -157,10 +157,10 @@ def measured(command: list[str]) -> tuple[float, float, str]:
 BUILD = """
 import json, resource, sys, time
 from pathlib import Path
-from abps.cohorts import mimiciv, provenance
+from abps.cohorts import mimiciv, tidy
 begin = time.perf_counter()
 made = mimiciv.build(Path(sys.argv[1]), mimiciv.MimicOptions(features=("labs",)))
-provenance.write_table(made.table, provenance.of_cohort(made), Path(sys.argv[2]))
+tidy.write_table(made.table, tidy.of_cohort(made), Path(sys.argv[2]))
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({"rows": made.table.height, "build_s": time.perf_counter() - begin,
                   "cpu_s": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024}))
@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000_000)
     parser.add_argument("--folder", type=Path, help="keep the generated tables here and use them again")
     parser.add_argument("--plain", action="store_true", help="tables without gzip: quicker to generate")
+    parser.add_argument("--csv", type=Path, help="where to write what was found")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary) / "mimic"
@@ -218,30 +219,30 @@ def main() -> None:
         )
     labs = round(arguments.rows * LAB_SHARE)
     rate = (arguments.rows + labs) / build["build_s"]
-    print(
-        json.dumps(
-            {
-                "rows": arguments.rows,
-                "lab_rows": labs,
-                "plain": arguments.plain,
-                "chartevents_mb": megabytes,
-                "stays": build["rows"],
-                "seconds": round(build["build_s"], 1),
-                "process_seconds": round(seconds, 1),
-                "cpu_seconds": round(build["cpu_s"], 1),
-                "rows_per_s": round(rate),
-                "peak_mb": round(peak),
-                "v31_minutes": round((1 + LAB_SHARE) * V31_ROWS / rate / 60, 1),
-                "v31_grouping_s": round(group_seconds, 1),
-                "v31_grouping_peak_mb": round(group_peak),
-                "checked_stays": len(expected),
-                "worst_difference": worst,
-                "cores": os.cpu_count(),
-                "load_at_end": round(os.getloadavg()[0], 1),
-                "parent_peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-            }
-        )
-    )
+    found = {
+        "rows": arguments.rows,
+        "lab_rows": labs,
+        "plain": arguments.plain,
+        "chartevents_mb": megabytes,
+        "stays": build["rows"],
+        "seconds": round(build["build_s"], 1),
+        "process_seconds": round(seconds, 1),
+        "cpu_seconds": round(build["cpu_s"], 1),
+        "rows_per_s": round(rate),
+        "peak_mb": round(peak),
+        "v31_minutes": round((1 + LAB_SHARE) * V31_ROWS / rate / 60, 1),
+        "v31_grouping_s": round(group_seconds, 1),
+        "v31_grouping_peak_mb": round(group_peak),
+        "checked_stays": len(expected),
+        "worst_difference": worst,
+        "cores": os.cpu_count(),
+        "load_at_end": round(os.getloadavg()[0], 1),
+        "parent_peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+    print(json.dumps(found))
+    if arguments.csv is not None:
+        with arguments.csv.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([("what", "value"), *found.items()])
 
 
 if __name__ == "__main__":

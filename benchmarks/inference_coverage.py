@@ -439,7 +439,7 @@ def looked(draws, seed, counts=(1, 2, 3, 5)):
             p.append(average_gain(paired_cells(rows, values, "a", "b"), fold_inflation(FOLDS)).p())
         fixed += min(p) < 0.05
         spent += any(value < alpha_at_look(k + 1) for k, value in enumerate(p))
-    return {"looks": list(counts), "all_at_five_percent": fixed / draws, "spent": spent / draws}
+    return {"repeats": " ".join(map(str, counts)), "fixed": fixed / draws, "spent": spent / draws}
 
 
 #: The numbers of a world that are stored, in this order.
@@ -504,12 +504,13 @@ def overall(path):
 
 
 def main() -> None:
-    """The tables of docs/statistics.md; ``--csv`` adds a line per world to a file."""
+    """The tables of docs/statistics.md; ``--csv`` adds a line per world to a file, ``--looks`` writes one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--seed", type=int, default=2031)
     parser.add_argument("--worlds", help="names, separated by semicolons; 'looks' for repeated looks")
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--looks", type=Path, help="where to write the result of repeated looks")
     parser.add_argument("--table", type=Path, help="print the tables of stored results, and stop")
     options = parser.parse_args()
     if options.table is not None:
@@ -530,7 +531,11 @@ def main() -> None:
                 csv.writer(file, lineterminator="\n").writerows(lines)
             lines = []
     if "looks" in wanted:
-        print(looked(options.draws, options.seed))
+        found = {"studies": options.draws, "seed": options.seed} | looked(options.draws, options.seed)
+        print(found)
+        if options.looks is not None:
+            with options.looks.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([found, found.values()])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """What privacy costs: mean AUROC over ε, for additive models and the paper's network.
 
-    python benchmarks/privacy_utility.py --centers 40 --stays 16000 --rounds 20 --seeds 11,22
+    python benchmarks/privacy_utility.py --models mlp --csv benchmarks/results/privacy_utility.csv
 
 Every center has one account over statistics, metadata, scores and training; the noise is chosen so that it
-lasts for all rounds. ``inf`` is the run without any of it. Prints a table in Markdown and the largest ε that
-was spent, computed again from the ledgers.
+lasts for all rounds. ``inf`` is the run without any of it. Writes mean AUROC over seeds by model, method and
+ε, and the largest ε that was spent, computed again from the ledgers.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from abps.data.table import federate
 from abps.engine.simulate import simulate
 from abps.lab.synthetic import builtin_table
-from abps.privacy.budget import recomputed
+from abps.privacy.budget import recount
 
 CASES = (
     ("gam", "local"), ("gam", "random-k1"), ("gam", "fedavg"), ("gam", "abps-plus"),
@@ -49,35 +50,32 @@ def main() -> None:
     words.add_argument("--seeds", default="11,22")
     words.add_argument("--epsilons", default="inf,8,3,1")
     words.add_argument("--clip", type=float, default=1.0)
-    words.add_argument("--only", default="", help="methods, with commas")
-    words.add_argument("--out", type=Path)
+    words.add_argument("--models", default="gam,mlp", help="with commas")
+    words.add_argument("--csv", type=Path, required=True)
     given = words.parse_args()
     seeds = [int(seed) for seed in given.seeds.split(",")]
     budgets = [float(epsilon) for epsilon in given.epsilons.split(",")]
     frame, roles = builtin_table(f"icu-synthetic:centers={given.centers},stays={given.stays}")
     federation = federate(frame, roles, "icu-synthetic", 5)
-    found = []
-    print(f"| model | method | {' | '.join(f'ε = {b:g}' for b in budgets)} | most spent |")
-    print("|---|---|" + "---|" * (len(budgets) + 1))
-    for model, method in CASES:
-        if given.only and method not in given.only.split(","):
-            continue
-        cells, most = [], 0.0
-        for budget in budgets:
-            scores = []
-            for seed in seeds:
-                told = settings(model, budget, method == "fedavg", given.clip)
-                run = simulate(federation, method, seed, given.rounds, told)
-                scores.append(run.auroc.mean)
-                if run.privacy is not None:
-                    again = [spent for _, spent in recomputed(run.privacy.to_json()).values()]
-                    most = max(most, *again)
-                found.append({"model": model, "method": method, "epsilon": str(budget), "seed": seed,
-                              "auroc": run.auroc.mean})  # fmt: skip
-            cells.append(f"{np.mean(scores):.3f}".removeprefix("0"))
-        print(f"| `{model}` | `{method}` | {' | '.join(cells)} | {most:.2f} |", flush=True)
-    if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=1))
+    with given.csv.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("model", "method", *(f"ε = {budget:g}" for budget in budgets), "most spent"))
+        for model, method in CASES:
+            if model not in given.models.split(","):
+                continue
+            means, most = [], 0.0
+            for budget in budgets:
+                scores = []
+                for seed in seeds:
+                    asked = settings(model, budget, method == "fedavg", given.clip)
+                    run = simulate(federation, method, seed, given.rounds, asked)
+                    scores.append(run.auroc.mean)
+                    if run.privacy is not None:
+                        most = max(most, recount(run.privacy.to_json()).most)
+                means.append(f"{np.mean(scores):.4f}")
+            writer.writerow((model, method, *means, f"{most:.3f}"))
+            file.flush()
+            print(model, method, *means, file=sys.stderr)
 
 
 if __name__ == "__main__":

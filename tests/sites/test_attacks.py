@@ -228,6 +228,8 @@ def test_two_of_eight_aim_at_one_coefficient(eight, tmp_path, entry, push):
     moved = [abs(network.sites[n].models[0][entry] - clean.sites[n].models[0][entry]) for n in honest]
     cost = [own_score(clean.sites[n]) - own_score(network.sites[n]) for n in honest]
     assert max(moved) < (0.1 if push > 10 else 1.0) and np.nanmean(cost) < 0.02, (moved, cost)
+    scores = [own_score(network.sites[n]) for n in honest]
+    print(f"\nattack,no,2,{entry},{push:g},{np.nanmean(scores):.4f},{min(moved):.4f},{max(moved):.4f}")
     close(clean)
     close(network)
 
@@ -268,7 +270,8 @@ def test_under_masks_liars_can_do_no_more_than_leave_the_others_alone(eight, tmp
         kept_own += bool(state.resting[0])
     assert np.abs(moved).max() < 10 and (kept_own > len(moved) // 2) == (push > 10), (moved, kept_own)
     scores = [own_score(network.sites[name]) for name in eight.names[2:]]
-    print(f"\n{liars} liars, push {push:g}: AUROC {np.nanmean(scores):.3f}, {np.round(moved, 2)}")
+    at = f"{np.nanmean(scores):.4f},{min(moved):.4f},{max(moved):.4f}"
+    print(f"\nattack,yes,{liars},{entry},{push:g},{at}")
     close(network)
 
 
