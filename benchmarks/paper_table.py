@@ -68,7 +68,7 @@ def difference(scores: Measured, first: str, second: str, inflation: float) -> t
 
 def written(values: Sequence[float]) -> list[str]:
     """Numbers for the file; nothing for those that are none."""
-    return ["" if math.isnan(value) else f"{value:.4f}" for value in values]
+    return ["" if math.isnan(value) else f"{value:.6f}" for value in values]
 
 
 def main() -> None:
