@@ -1,9 +1,9 @@
 """The codebook: what centers must agree on before their models can meet.
 
-Each center encodes its own table by itself; for the models to have the same shape, all must use the same
-columns in the same order. In a simulation the codebook follows from the whole federation; between hospitals
-it is a small file that people exchange and read: names of columns and of category levels, and no counts or
-measurements. Common scales of numeric columns (:mod:`abps.data.scales`) join it when they are agreed on.
+Each center encodes its own table; for the models to have the same shape, all must use the same columns in the
+same order. In a simulation the codebook follows from the whole federation; between hospitals it is a small
+file that people exchange and read: names of columns and levels, no counts or measurements, and common scales
+of numeric columns (:mod:`abps.data.scales`) once they are agreed on.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ class Column:
 
     @property
     def name(self) -> str:
-        """The name by which the encoded column is shown."""
-        return {"level": f"{self.source}={self.level}", "missing": f"{self.source} missing"}.get(
-            self.kind, self.source
-        )
+        shown = {"level": f"{self.source}={self.level}", "missing": f"{self.source} missing"}
+        return shown.get(self.kind, self.source)
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,9 @@ class Codebook:
     statistics: the scales of numeric columns that were agreed on, or None.
     shared_patients: whether a patient may be known to several centers (by one key). Then every center places
     a patient by the key alone, so that nobody is learned from in one center and scored in another.
-    min_cell: the minimum cell size: how many patients everything covers that leaves a center; 0: no minimum,
-    as in a simulation (:mod:`abps.privacy.small_counts`).
-    statistics_source: where the scales come from, once they follow from counts.
+    min_cell: the minimum cell size in patients (:mod:`abps.privacy.small_counts`); 0: none, as simulated.
     events, others: the outcome's words that count as the event, and those that do not; a site whose table has
     them the other way round must not learn with the rest. Empty where nobody said.
-    outcome: what is predicted, with the classes, time grid or scale that were agreed on.
     harmonised: digests of the maps (:mod:`abps.data.harmonise`) by which sites read their tables.
     """
 
@@ -101,7 +96,6 @@ class Codebook:
         return tuple(c.source for c in self.columns if c.kind == "number")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a file."""
         plain = as_plain(self)
         plain["columns"] = [{k: v for k, v in column.items() if v} for column in plain["columns"]]
         plain["outcome"] = {} if self.outcome.binary else self.outcome.to_json()
@@ -114,7 +108,6 @@ class Codebook:
 
     @staticmethod
     def from_json(data: Any) -> Codebook:
-        """A codebook from a file's content."""
         try:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']!r}")
@@ -138,11 +131,8 @@ class Codebook:
 
 
 def merged(books: Sequence[Codebook]) -> Codebook:
-    """One codebook for centers that each made their own: every column that any of them has.
-
-    A column that is a number for one and a flag for another is a number; levels are united. The largest
-    minimum cell size applies to all.
-    """
+    """One codebook for centers that each made their own: every column and level that any of them has (number
+    for one and flag for another: a number), and the largest minimum cell size."""
     if not books:
         raise RequestError("no codebook given; name at least one file")
     time = _only(
@@ -185,7 +175,6 @@ def _only(found: Iterable[T], sentence: str) -> T:
 
 
 def _united(books: Sequence[Codebook]) -> tuple[Column, ...]:
-    """The columns of all books."""
     kinds: dict[str, set[str]] = {}
     levels: dict[str, set[str]] = {}
     for column in (column for book in books for column in book.columns):
@@ -231,9 +220,9 @@ def is_binary(column: pl.Series) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class CellRows:
-    """Decides whether rows cover the minimum cell size in some center.
+    """Decides whether rows cover the minimum cell size in some of n centers.
 
-    owner, patient: (rows,) each row's center, of n, and its patient; no patient: every row is another's.
+    owner, patient: (rows,) each row's center and its patient; no patient: every row is another's.
     """
 
     min_cell: int
@@ -247,11 +236,8 @@ class CellRows:
 
 
 def candidates(column: pl.Series, train: NDArray[np.bool_], cells: CellRows | None = None) -> list[Column]:
-    """How one column of a table may be encoded, judged on the training rows.
-
-    cells: the minimum cell size of a level or of missing values; a column that names people is then not
-    encoded.
-    """
+    """How one column of a table may be encoded, judged on the training rows; with a minimum cell size, not if
+    it names people."""
     name = column.name
     found: list[Column] = []
     if cells is not None and identifying_reason(column, cells.patient, cells.min_cell):
@@ -311,13 +297,8 @@ def encode_rows(book: Codebook, features: pl.DataFrame) -> NDArray[np.float32]:
     """(rows, columns) new rows by a codebook with its scales."""
     nobody, none = np.zeros(features.height, np.int32), np.zeros(features.height, np.bool_)
     scales = book.statistics or {}
-    return np.stack(
-        [
-            encode_column(column, features[column.source], nobody, none, 1, scales.get(column.source))
-            for column in book.columns
-        ],
-        axis=1,
-    )
+    read = ((c, features[c.source], scales.get(c.source)) for c in book.columns)
+    return np.stack([encode_column(c, values, nobody, none, 1, scale) for c, values, scale in read], axis=1)
 
 
 def standardised(

@@ -1,7 +1,6 @@
 """A federation: the stays of many centers in one table, with the role of every column settled.
 
-Nothing here is encoded, imputed or split: that depends on the seed and on each center's own
-training rows, and happens in :mod:`abps.data.prepare`.
+Nothing here is encoded, imputed or split: that happens in :mod:`abps.data.prepare`, by the seed.
 """
 
 from __future__ import annotations
@@ -33,15 +32,11 @@ BUILTIN = ("icu-synthetic", "fedprox-synthetic")
 
 
 def is_builtin(spec: str) -> bool:
-    """Whether a word names a built-in federation (rather than a file)."""
     return spec.partition(":")[0] in BUILTIN
 
 
 def builtin_table(spec: str) -> tuple[pl.DataFrame, Roles]:
-    """The table of a built-in federation and the roles of its columns.
-
-    The generators are laboratory apparatus: the product imports them only when one is asked for by name.
-    """
+    """The table of a built-in federation and its roles; a generator is imported when asked for by name."""
     made: tuple[pl.DataFrame, Roles] = imported("abps.lab.synthetic:builtin_table")(spec)
     return made
 
@@ -56,10 +51,8 @@ class LeftOut:
 
 
 def left_out_lines(left_out: Sequence[LeftOut], shown: int = 8) -> list[str]:
-    """Centers left out, one line per reason (without its count in brackets), the largest group first.
-
-    shown: how many centers a line names.
-    """
+    """Centers left out, one line per reason (without its count in brackets), the largest group first;
+    each line names ``shown`` centers."""
     groups: dict[str, list[LeftOut]] = defaultdict(list)
     for each in left_out:
         groups[each.reason.rsplit(" (", 1)[0]].append(each)
@@ -67,24 +60,15 @@ def left_out_lines(left_out: Sequence[LeftOut], shown: int = 8) -> list[str]:
     for reason, centers in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         names = ", ".join(c.center for c in centers[:shown])
         more = f" and {len(centers) - shown} more" if len(centers) > shown else ""
-        rows = sum(c.rows for c in centers)
-        one = f"{names}: {centers[0].reason}"
-        lines.append(
-            one
-            if len(centers) == 1
-            else f"{len(centers)} with {reason} ({rows:,} rows in all): {names}{more}"
-        )
+        many = f"{len(centers)} with {reason} ({sum(c.rows for c in centers):,} rows in all): {names}{more}"
+        lines.append(f"{names}: {centers[0].reason}" if len(centers) == 1 else many)
     return lines
 
 
 @dataclass(frozen=True)
 class ColumnCheck:
-    """One column of the table.
-
-    type: number, yes/no, category, date, empty or other.  role: label, center, patient, time, group,
-    dropped, or feature.  why: why a column is not used (or used in spite of a finding).
-    missing: the share of rows without a value, after repairs.
-    """
+    """One column: type is number, yes/no, category, date, empty or other; role label, center, patient, time,
+    group, dropped or feature; why it is not used, or used all the same; missing: a share, after repairs."""
 
     name: str
     type: str
@@ -98,10 +82,10 @@ class ColumnCheck:
 class TableCheck:
     """Everything that was noticed about one table.
 
-    form: how the file is written.  rows: rows in the file.  copies: duplicate rows that were removed.
+    form: how the file is written.  rows: in the file.  copies: duplicate rows that were removed.
     positive, negative: the label's values; events: rows with the positive one.
-    warnings: sentences about what may be wrong and no rule can decide; each thing is said once.
-    patient: the column that looks like patient IDs, where none was named.
+    warnings: what may be wrong and no rule can decide.  patient: the column that looks like patient IDs
+    where none was named.
     """
 
     name: str
@@ -127,12 +111,10 @@ class TableCheck:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """All that a reader should look at, each thing once: warnings, then columns that are not used and
-        that no warning names."""
-        unused = (f"{c.name!r}: not used, {c.why}" for c in self.unused)
-        named = tuple(f"{c.name!r}: " for c in self.unused)
-        said = {prefix for prefix in named if any(w.startswith(prefix) for w in self.warnings)}
-        return (*self.warnings, *(u for u, prefix in zip(unused, named) if prefix not in said))
+        """All that a reader should look at, each thing once: warnings, then other unused columns."""
+        unused = {f"{c.name!r}: ": c.why for c in self.unused}
+        said = {prefix for prefix in unused if any(w.startswith(prefix) for w in self.warnings)}
+        return (*self.warnings, *(f"{p}not used, {why}" for p, why in unused.items() if p not in said))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, with the rules of the repairs that were made in words."""
@@ -142,13 +124,11 @@ class TableCheck:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> TableCheck:
-        """From plain data."""
         return msgspec.convert({k: v for k, v in data.items() if k not in ("schema", "rules")}, TableCheck)
 
 
 def warn_about(notes: TableCheck | None) -> None:
-    """Warn of what looks wrong in data from memory or a generator, and of the centers that take no part. Of a
-    file the command line prints the same."""
+    """Warn of what looks wrong, and of centers that take no part; of files the command line prints it."""
     if notes is not None:
         for sentence in (*notes.warnings, *(f"left out: {line}" for line in left_out_lines(notes.left_out))):
             warnings.warn(f"{notes.name}: {sentence}", DataWarning, stacklevel=3)
@@ -156,11 +136,7 @@ def warn_about(notes: TableCheck | None) -> None:
 
 @dataclass(frozen=True)
 class About:
-    """What a result says of the federation it was computed on.
-
-    features: columns; in a run, after encoding.  groups: how many declared groups there are.
-    check: what was noticed and repaired when the table was read.
-    """
+    """What a result says of its federation.  features: columns, in a run the encoded.  groups: how many."""
 
     name: str
     centers: int
@@ -180,13 +156,11 @@ class Federation:
     features: one column per feature, numeric, boolean or text; null where missing.
     label: (rows,) 0 or 1, or as :mod:`abps.data.outcome` says.  center: (rows,) index into ``centers``.
     patient: (rows,) the number of every row's patient, the same in every table that has the key, or None.
-    time: (rows,) years, or None.
-    groups: one declared group per center (for the oracle control), or None.
+    time: (rows,) years, or None.  groups: one declared group per center (for the oracle control), or None.
     descriptors: binary features whose prevalence a center publishes in its metadata vector.
     in_order: the order of rows is part of the data (a generator made it); that of a file never is.
-    notes: what was noticed and repaired when the table was read; not part of the content.
-    outcome: what the label is.
-    aside: columns that are not learned from, for subgroups; not part of the content.
+    notes: what was noticed when the table was read.  aside: columns that are not learned from, for subgroups.
+    Neither is part of the content.
     """
 
     name: str
@@ -206,16 +180,13 @@ class Federation:
 
     @property
     def size(self) -> int:
-        """The number of centers that take part."""
         return len(self.centers)
 
     @property
     def rows(self) -> int:
-        """The number of stays in them."""
         return len(self.label)
 
     def about(self) -> About:
-        """The federation in a few numbers."""
         return About(
             self.name,
             self.size,
@@ -252,7 +223,6 @@ class Federation:
         return self.take(np.flatnonzero(rows))
 
     def take(self, rows: NDArray[np.int64]) -> Federation:
-        """The same federation with these rows, in this order."""
 
         def part(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else values[rows]
@@ -286,10 +256,8 @@ class Federation:
 
 
 def groups_of(federation: Federation, columns: Sequence[str]) -> dict[str, list[str | None]]:
-    """By column, the part of the cohort that every row belongs to: sex, age groups, and what is asked for.
-
-    What is asked for need not be learned from: a column that was dropped will do.
-    """
+    """By column, the part of the cohort that every row belongs to: sex, age groups, and any column asked for,
+    learned from or not."""
     features, aside = federation.features, federation.aside
     known = {name: features[name] for name in features.columns}
     if aside is not None:
@@ -302,7 +270,7 @@ def groups_of(federation: Federation, columns: Sequence[str]) -> dict[str, list[
 
 
 def with_only(federation: Federation, columns: Sequence[str]) -> Federation:
-    """The same federation; of what is not learned from it keeps these columns alone."""
+    """The same federation, of what is not learned from only these columns."""
     if federation.aside is None:
         return federation
     kept = [name for name in federation.aside.columns if name in columns]

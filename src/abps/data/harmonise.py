@@ -39,12 +39,10 @@ Entries = Mapping[str, Mapping[str, Any]]
 
 
 def map_path(table: str | Path) -> Path:
-    """Where the map of a table lies."""
     return Path(table).with_suffix(".harmonise.toml")
 
 
 def read_map(table: str | Path) -> Entries:
-    """The map of a table; empty if there is none."""
     path = map_path(table)
     if not path.is_file():
         return {}
@@ -70,7 +68,6 @@ def map_digest(table: str | Path) -> str:
 
 
 def read_harmonised(path: Path) -> RawTable:
-    """A table as its map has it."""
     raw, entries, where = read_raw(path), read_map(path), map_path(path).name
     if not entries:
         return raw
@@ -105,11 +102,8 @@ def suggest(
     features: pl.DataFrame, book: Codebook, medians: Mapping[str, float]
 ) -> tuple[dict[str, Any], list[str]]:
     """Entries that would bring a table to a codebook, and a sentence for each; people decide.  medians: of
-    all sites' values.
-
-    A column's unit is doubtful if its median lies at least ``LEAST_FACTOR`` from the common one, which is
-    outside the middle 80 % of its own values.
-    """
+    all sites' values. A unit is doubtful if a column's median lies at least ``LEAST_FACTOR`` from the common
+    one, which is outside the middle 80 % of its own values."""
     entries: dict[str, Any] = {}
     said: list[str] = []
     free = {normalise(name): name for name in features.columns if name not in book.sources}
@@ -150,10 +144,8 @@ def common_medians(scales: Scales | None) -> dict[str, float]:
 
 
 def coarse_medians(names: Sequence[str], total: NDArray[np.float64]) -> dict[str, float]:
-    """Medians of columns from the total of the first count, whose bins are powers of ten by quarters.
-
-    Scales in the end have narrower bins, which one site in another unit stretches; these it does not.
-    """
+    """Medians of columns from the total of the first count, whose bins are powers of ten by quarters: unlike
+    the narrower bins of scales, one site in another unit does not stretch them."""
     positive = FIRST > 0
     shares = np.cumsum(total, axis=1)[:, :-1] / np.maximum(total.sum(axis=1, keepdims=True), 1e-9)
     logs = np.log(FIRST[positive])
@@ -169,9 +161,7 @@ def added(known: Entries, more: Entries) -> dict[str, Any]:
         mine = entries.setdefault(raw.get(name, name), {})
         if "factor" in entry:  # after what the map does so far
             offset = mine.get("offset", 0) * entry["factor"] + entry.get("offset", 0)
-            mine |= {
-                "factor": mine.get("factor", 1) * entry["factor"],
-                **({"offset": offset} if offset else {}),
-            }
+            mine["factor"] = mine.get("factor", 1) * entry["factor"]
+            mine |= {"offset": offset} if offset else {}
         mine |= {key: value for key, value in entry.items() if key in ("name", "levels")}
     return entries

@@ -1,12 +1,8 @@
 """The outcome: what is predicted, how it is written down, and how it is read from a label column.
 
-From it follow loss, scores and references.
-
-* **binary**: the event or not; one log-odds.
-* **survival**: the time to an event that not everybody lives to see: on a common grid of times, the log-odds
-  to fail in each interval of those who reach it (discrete hazards).
-* **classes**: one of several; a log-weight each (softmax).
-* **continuous**: a number; its mean (squared loss).
+From it follow loss, scores and references. A model answers for **binary** one log-odds; for **survival** the
+log-odds to fail in each interval of a common grid of times, of those who reach it (discrete hazards); for
+**classes** a log-weight each (softmax); for **continuous** the mean (squared loss).
 
 A row's outcome is one number, so that rows stay rows: 0 or 1, a class's place, the number itself, and for
 survival the time with a sign: positive where the event happened then, negative where watching ended.
@@ -59,7 +55,6 @@ class Outcome:
 
     @property
     def binary(self) -> bool:
-        """Whether it is the event or not."""
         return self.kind == "binary"
 
     @property
@@ -76,7 +71,6 @@ class Outcome:
 
     @property
     def measure(self) -> str:
-        """What its main score is called."""
         names = {"binary": "AUROC", "survival": "C-index", "classes": "macro AUROC", "continuous": "R²"}
         return names[self.kind]
 
@@ -101,10 +95,8 @@ class Outcome:
 
     @property
     def curvature(self) -> float:
-        """The largest curvature of a row's loss along a term, in units of the logistic loss's quarter.
-
-        Of hazards twice that at the hazards of all, because a bound would be far above it.
-        """
+        """The largest curvature of a row's loss along a term, in units of the logistic loss's quarter; of
+        hazards twice that at the hazards of all, because a bound would be far above it."""
         if self.kind == "survival":
             chance = np.array(self.hazards)
             return float(np.clip(8.0 * (chance * (1.0 - chance)).sum(), 1.0, self.outputs))
@@ -150,10 +142,7 @@ class Outcome:
         return f"fewer than {what} ({found})" if found < least else ""
 
     def settled(self, label: NDArray[Any]) -> Outcome:
-        """With what all agree on, from the training rows of all centers: time grid, level and scale.
-
-        What it takes are sums over centers: events in fine intervals, or counts, sums and squares.
-        """
+        """With what all agree on, from sums over all training rows: time grid, or level and scale."""
         if self.grid or self.scale:
             return self  # agreed before
         if self.kind == "survival":
@@ -172,7 +161,6 @@ class Outcome:
         return label.astype(np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a file: what is asked for, the classes, and what was settled."""
         known = ("grid", "hazards") if self.grid else ("level", "scale") if self.scale else ()
         plain = as_plain(self)
         classes = {"classes": plain["names"]} if self.names else {}
@@ -185,8 +173,9 @@ class Outcome:
             asked = parse_outcome(str(data.get("predicts", "binary")))
         except RequestError as error:
             raise ValueError(str(error)) from error
-        settled = {"names": data.get("classes", ()), **{k: data[k] for k in _SETTLED if k in data}}
-        made = msgspec.convert({"kind": asked.kind, **settled}, Outcome)
+        settled = ("grid", "hazards", "level", "scale")
+        plain = {"names": data.get("classes", ()), **{k: data[k] for k in settled if k in data}}
+        made = msgspec.convert({"kind": asked.kind, **plain}, Outcome)
         made = replace(made, hazards=made.hazards or (0.1,) * len(made.grid))
         numbers = [*made.grid, *made.hazards, made.level, made.scale]
         rising = all(a < b for a, b in itertools.pairwise((0.0, *made.grid)))
@@ -212,9 +201,6 @@ class Outcome:
         return values.astype(np.float64)[:, None], (name,)
 
 
-#: What is settled on training rows.
-_SETTLED = ("grid", "hazards", "level", "scale")
-
 BINARY: Final = Outcome()
 
 
@@ -226,8 +212,7 @@ def as_plain(value: Any) -> Any:
 def time_grid(signed: NDArray[Any]) -> tuple[float, ...]:
     """Ends of intervals of time that hold about equally many events, and at least ``EVENTS_EACH`` each.
 
-    signed: (rows,) times, negative where watching ended. An interval includes its end. What is later than the
-    last event is not predicted.
+    signed: (rows,) times, negative where watching ended. Nothing later than the last event is predicted.
     """
     times = np.sort(np.abs(signed[~np.signbit(signed)].astype(np.float64)))
     if not len(times):
@@ -251,11 +236,7 @@ def grid_hazards(signed: NDArray[Any], grid: tuple[float, ...]) -> tuple[float, 
 
 
 def parse_outcome(text: str) -> Outcome:
-    """An outcome as people write it: ``binary``, ``survival``, ``classes`` or ``continuous``.
-
-    >>> parse_outcome("Classes").kind
-    'classes'
-    """
+    """An outcome as people write it, in any case."""
     word = text.strip().lower()
     if word not in KINDS:
         known = word.partition(":")[0]
@@ -295,16 +276,11 @@ class EncodedLabel:
 
     @property
     def events(self) -> int:
-        """Rows with the event (binary, survival), of a class other than the most frequent, or above the
-        median."""
         return int(self.outcome.events(self.values).sum())
 
 
 def encode_label(frame: pl.DataFrame, roles: Roles, first_line: int = 2) -> EncodedLabel:
-    """The outcome of a table: the one requested, survival where a duration is named, else binary.
-
-    first_line: of the file, the line of the first row.
-    """
+    """The outcome of a table: the one requested, survival where a duration is named, else binary."""
     asked = parse_outcome(roles.outcome or ("survival" if roles.duration else "binary"))
     if roles.duration and asked.kind != "survival":
         raise RequestError(
@@ -327,11 +303,8 @@ def encode_label(frame: pl.DataFrame, roles: Roles, first_line: int = 2) -> Enco
 
 
 def binary_label(column: pl.Series, positive: str | None = None, first_line: int = 2) -> EncodedLabel:
-    """0 or 1 from a column with two values.
-
-    positive: the value of the event. Default: the value that says yes (1, true, yes, died), else the larger
-    number, else the later in the alphabet.
-    """
+    """0 or 1 from a column with two values.  positive: the event; else the value that says yes (1, died), the
+    larger number, or the later in the alphabet."""
     name = column.name
     require_complete(column, "label", first_line)
     if column.dtype.is_float() and (column % 1 == 0).all():
@@ -372,7 +345,6 @@ def binary_label(column: pl.Series, positive: str | None = None, first_line: int
 
 
 def _not_binary(label: pl.Series, first_line: int) -> str:
-    """What is wrong with a label that has not two values; and where the few rows are that have others."""
     counts = label.alias("value").value_counts(sort=True)
     values, rows = counts["value"].to_list(), counts["count"].to_list()
     shown = ", ".join(repr(v) for v in sorted(values)[:5]) + (", …" if len(values) > 5 else "")

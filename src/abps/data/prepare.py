@@ -1,10 +1,9 @@
 """From a federation to numbers: impute, standardise, encode; each center by itself.
 
 What a center fits (imputation values, means, standard deviations) it fits on its own training rows, or the
-federation agrees on them once (``standardise="common"``, see :mod:`abps.data.scales`). What all must
-agree on for their models to have the same shape, the list of columns, is the union of what the centers see in
-their training rows: the names of category levels and of columns with gaps. A level that only occurs outside
-the training rows is encoded as "none of the known".
+federation agrees on it once (``standardise="common"``, :mod:`abps.data.scales`). The list of columns, which
+gives all models one shape, is the union of what centers see in their training rows; a level that occurs only
+outside of these is encoded as "none of the known".
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ class Rows:
     """One split of every center, rows of a center side by side.
 
     x: (rows, features) float32.  y: (rows,) float32 of 0 and 1, or as the outcome codes it.
-    start: (centers + 1,) center i owns rows start[i]:start[i+1].
-    patient: (rows,) the number of every row's patient; None: every row is a patient of its own.
-    place: (rows,) where every row stands in the federation that it was prepared from; None: nobody knows.
+    start: (centers + 1,) center i owns rows start[i]:start[i+1].  patient: (rows,); None: a row is a patient.
+    place: (rows,) where every row stands in the federation that it was prepared from.
     """
 
     x: NDArray[np.float32]
@@ -109,11 +107,9 @@ class Prepared:
     book: by what the rows were encoded, with the common statistics where there are any.
     plain: features as the paper's rows have them, before a model's design adds to them; 0: all of them.
     agreed: bytes that the centers sent and received for common statistics.
-    outcome: what is predicted, with what the centers agreed on for it.
     splines: whether numeric columns are there as the smooth terms of an additive model.
     min_cell: the minimum cell size of everything that leaves a center, in patients; 0: no minimum.
-    counted: how the histograms were summed that common scales, and what is agreed about the outcome, follow
-    from; None: nothing had to be agreed on.
+    counted: how histograms were summed; None: nothing had to be agreed on.
     source: the rows as they were before, for methods that need them so.
     """
 
@@ -145,7 +141,6 @@ class Prepared:
 
     @property
     def size(self) -> int:
-        """The number of centers."""
         return len(self.centers)
 
     @cached_property
@@ -160,11 +155,9 @@ class Prepared:
 
     @property
     def width(self) -> int:
-        """The number of encoded features."""
         return len(self.columns)
 
     def about(self) -> About:
-        """The federation in a few numbers; nobody knows what table it came from."""
         rows = sum(len(part.y) for part in (self.train, self.validation, self.test))
         return About(self.name, self.size, rows, self.width)
 
@@ -197,11 +190,7 @@ def encode(
     histograms: HistogramSum = PLAIN,
 ) -> tuple[NDArray[np.float32], Codebook, int]:
     """(rows, columns) the features, encoded by the codebook or by one that follows from the federation; that
-    codebook, with the outcome and what all agree on; and the bytes of agreeing.
-
-    min_cell: the minimum cell size of levels and statistics, where no codebook says it.
-    histograms: how centers sum the counts that common scales follow from.
-    """
+    codebook, with the outcome and what all agree on; and the bytes of agreeing.  See :func:`prepare`."""
     if standardise not in STANDARDISE:
         raise RequestError(f"standardise={standardise!r}: choose {' or '.join(STANDARDISE)}")
     n, train, center = federation.size, split == 0, federation.center
@@ -226,12 +215,11 @@ def encode(
     book = replace(book, statistics=common, outcome=outcome)
     x = np.empty((federation.rows, len(book.columns)), dtype=np.float32)
     for k, column in enumerate(book.columns):
-        scale = None
-        if column.kind == "number" and book.statistics is not None:
-            scale = book.statistics[column.source]
-        values = federation.features[column.source]
-        block = None if scale is not None else own.get(column)
-        x[:, k] = encode_column(column, values, center, train, n, scale) if block is None else block
+        scale = book.statistics[column.source] if column.kind == "number" and book.statistics else None
+        if scale is None and column in own:
+            x[:, k] = own[column]
+        else:
+            x[:, k] = encode_column(column, federation.features[column.source], center, train, n, scale)
     return x, book, spent
 
 
@@ -283,8 +271,8 @@ def codebook(
 ) -> Codebook:
     """What the centers of a federation would have to agree on to encode their tables each by itself.
 
-    min_cell: a codebook that leaves a site has a minimum cell size (:mod:`abps.privacy.small_counts`): levels
-    of fewer patients are not in it, nor columns that name people; published counts are rounded to it.
+    With a minimum cell size (:mod:`abps.privacy.small_counts`) it has no levels of fewer patients, no columns
+    that name people, and rounded counts, as one that leaves a site must be.
     """
     split = assign_splits(federation, seed) if split is None else split
     _, book, _ = encode(federation, split, standardise=standardise, min_cell=min_cell)
@@ -365,13 +353,11 @@ def prepare(
     min_cell: int = 0,
     histograms: HistogramSum = PLAIN,
 ) -> Prepared:
-    """Split and encode a federation for one seed, by an agreed codebook or by its own.
+    """Split and encode a federation for one seed, by an agreed codebook or by its own, in whatever order.
 
-    histograms: how centers sum the counts that common scales, and what is agreed about the outcome, follow
-    from (:mod:`abps.data.scales`).
+    histograms: how centers sum the counts that common scales and the outcome's follow from.
     min_cell: the minimum cell size of everything that leaves a center, where no codebook says it.
-    splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
-    The order of rows in a file changes nothing.
+    splines: numeric columns become the smooth terms of an additive model (:mod:`abps.data.splines`).
     """
     if split is None:
         split = assign_splits(federation, seed, book is not None and book.shared_patients)

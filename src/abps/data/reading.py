@@ -1,9 +1,8 @@
 """Tables as people have them: Parquet, Excel, text of whatever separator and encoding, or data in memory.
 
-A text file may separate its cells by comma, semicolon, tab or bar, be written as UTF-8 (with or without a
-byte order mark), UTF-16 with one, or Windows-1252, and be compressed with gzip; its bytes decide, not its
-name. Title lines above the header are skipped with a warning. A line with too many or too few cells stops the
-reading with its number.
+The bytes of a text file, not its name, decide on separator (comma, semicolon, tab, bar), encoding (UTF-8,
+UTF-16 with a mark, Windows-1252) and gzip. Titles above the header are skipped with a warning; lines with too
+many or too few cells stop the reading with their number.
 """
 
 import csv
@@ -45,10 +44,7 @@ _EXCEL_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A file's cells, the form it was found in, and what is worth a warning about it.
-
-    first_line: of the file, the line of the first row.
-    """
+    """A file's cells, its form, what is worth a warning, and the line of the file with the first row."""
 
     frame: pl.DataFrame
     form: str
@@ -151,10 +147,7 @@ def _text(path: Path) -> RawTable:
 
 
 def _header_row(rows: Sequence[Sequence[str]]) -> int:
-    """The index of the header: the first row with as many filled cells as most rows have cells.
-
-    Rows above it are titles. Where no such row is near the top, the first row is the header.
-    """
+    """The index of the header: the first row, below titles, with about as many filled cells as most rows."""
     widths = Counter(len(row) for row in rows[1:] if any(cell.strip() for cell in row))
     if not widths:
         return 0
@@ -183,18 +176,14 @@ def _title_warning(path: Path, titles: Sequence[str]) -> tuple[str, ...]:
 
 
 def _refuse_ragged(content: bytes, separator: str, width: int, path: Path, above: int) -> None:
-    """Stop at the first line that has not as many cells as the header.
-
-    above: lines of the file above this content.
-    """
+    """Stop at the first line that has not as many cells as the header; above: lines above this content."""
     if len(content) > SCANNED:
         return
     reader = csv.reader(io.StringIO(content.decode("utf-8", "replace")), delimiter=separator)
     lines = ((reader.line_num, len(row)) for row in reader if row)
-    found = next((line for line in lines if line[1] != width), None)
-    if found is None:
+    line, cells = next((line for line in lines if line[1] != width), (0, width))
+    if cells == width:
         return
-    line, cells = found
     name = SEPARATORS[separator]
     if cells > width:
         what = f"put a text with a {name} in it in quotes, or remove the {name}"
@@ -227,8 +216,7 @@ def separator_of(sample: str) -> str:
     for separator in SEPARATORS:
         rows = csv.reader(io.StringIO(sample), delimiter=separator)
         lines = list(itertools.islice((row for row in rows if row), 50))
-        if len(lines) > 2:
-            lines = lines[:-1]  # the last may be cut off
+        lines = lines[:-1] if len(lines) > 2 else lines  # the last may be cut off
         if not lines:
             continue
         width, count = Counter(map(len, lines)).most_common(1)[0]
@@ -259,7 +247,6 @@ def _is_pandas(data: Any) -> bool:
 
 
 def _is_frame(data: Any) -> bool:
-    """Whether this is a table of some library, and not a single column."""
     known = isinstance(data, pl.LazyFrame) or hasattr(data, "__arrow_c_stream__")
     return _is_pandas(data) or (known and not isinstance(data, pl.Series) and getattr(data, "ndim", 2) == 2)
 

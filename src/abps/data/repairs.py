@@ -1,12 +1,10 @@
 """Repairs of cells that were meant as numbers, as dates, or as one and the same level, by stated rules.
 
 Each rule looks at one whole column, because one cell does not show whether its comma separates decimals or
-thousands. Every change is counted and shown with examples; what a rule cannot decide is a warning, and what
-cannot be decided at all (two units in one column) stops with a sentence.
-
-A column is numeric if at least half of its known cells are numbers once read by these rules; its other cells
-are then missing, with a warning that names them. Where only a few different whole numbers occur among other
-words (1, 2, other), it is a category.
+thousands. Every change is counted and shown with examples; what cannot be decided is a warning, or an error
+(two units in one column). A column is numeric if at least half of its known cells are numbers once read by
+these rules; its other cells are then missing, with a warning. Where only a few different whole numbers occur
+among other words (1, 2, other), it is a category.
 """
 
 import re
@@ -102,7 +100,6 @@ _Change = tuple[str, str, str, int]
 
 
 def _repairs(column: str, changes: Sequence[_Change]) -> tuple[Repair, ...]:
-    """The changes of one column by rule, with up to three examples each."""
     by_rule = {rule: [change[1:] for change in changes if change[0] == rule] for rule in RULES}
     return tuple(
         Repair(column, rule, sum(n for *_, n in found), tuple((a, b) for a, b, _ in found[:3]))
@@ -159,7 +156,7 @@ def _parse(text: str) -> _Cell | None:
 
 
 def _numbers(text: pl.Series) -> RepairResult | None:
-    """A column of text as numbers; None if it is not numeric."""
+    """A column of text as numbers, or as a category that holds some; None if it is neither."""
     counts = _counts(text)
     cells = {value: _parse(value) for value in counts}
     parsed = {value: cell for value, cell in cells.items() if cell is not None}
@@ -211,10 +208,7 @@ def _numbers(text: pl.Series) -> RepairResult | None:
 
 
 def _one_unit(name: str, units: Counter[str], different: set[float], words: bool) -> bool | None:
-    """Whether what stands after the numbers are flags (H, L); None if the column is no numeric one.
-
-    ``RequestError`` where the numbers have more than one unit.
-    """
+    """Whether what stands after the numbers are flags (H, L); None if the column is no numeric one."""
     named = {unit for unit in units if unit}
     decimals = sum(number % 1 != 0 for number in different) >= MANY_DECIMALS
     one_unit = len(named) <= 1 and named <= _UNITS
@@ -233,12 +227,8 @@ def _one_unit(name: str, units: Counter[str], different: set[float], words: bool
 
 
 def _number_changes(
-    counts: Mapping[str, int],
-    parsed: Mapping[str, _Cell],
-    numbers: Mapping[str, float | None],
-    flags: bool,
+    counts: Mapping[str, int], parsed: Mapping[str, _Cell], numbers: Mapping[str, float | None], flags: bool
 ) -> Iterator[_Change]:
-    """What reading the cells of a numeric column changed."""
     for value, n in counts.items():
         number = numbers.get(value)
         if number is None:
@@ -301,10 +291,7 @@ def _notation(name: str, numbers: Mapping[str, int]) -> tuple[Callable[[str], fl
 
 
 def _dates(text: pl.Series) -> RepairResult | None:
-    """A column of text as dates, if all known cells are; None if not.
-
-    Cells of one shape (digits apart) have one format. A few shapes may stand in a column.
-    """
+    """A column of text as dates, if all known cells are; cells of one shape (digits apart) have one form."""
     known = text.drop_nulls()
     first = known[0] if len(known) else ""
     if not any(c.isdigit() for c in first) or len(first) < 8:
@@ -377,10 +364,8 @@ def to_levels(column: pl.Series, levels: Iterable[str]) -> pl.Series:
 
 
 def _merge(text: pl.Series, rules: Iterable[tuple[str, Mapping[str, str]]]) -> RepairResult:
-    """Levels of one key become their most frequent spelling.
-
-    rules: by its name, what other key than itself a level (without case and spaces) has.
-    """
+    """Levels of one key become their most frequent spelling.  rules: by name, the keys of levels that are not
+    themselves (without case and spaces)."""
     counts = _counts(text)
     changes: list[_Change] = []
     now = {level: level for level in counts}
@@ -423,7 +408,6 @@ def _looks_made_up(value: float) -> bool:
 
 
 def _stands_for_missing(value: float, rest: NDArray[np.float64]) -> bool:
-    """Whether a number that looks made up stands for missing, judged by the column's other values."""
     if set(rest.tolist()) in ({0.0, 1.0}, {1.0, 2.0}):
         return True  # yes, no, and not known
     if value < 0 <= rest[0]:

@@ -80,10 +80,8 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
 
 
 def recorded_roles(path: Path) -> dict[str, Any]:
-    """The roles of columns that a table from ``abps cohort`` or ``abps partition`` carries; else empty.
-
-    Keys label, center, patient, time, group (names) and drop (a list), those that are known.
-    """
+    """The roles that a table from ``abps cohort`` or ``abps partition`` carries: label, center, patient,
+    time, group, and drop (a list), as far as known."""
     if path.suffix != ".parquet" or not path.is_file():
         return {}
     roles: dict[str, Any] = (read_provenance(path) or {}).get("roles", {})

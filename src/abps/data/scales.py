@@ -1,18 +1,13 @@
 """Common feature statistics: one scale, one value for gaps and the same quantiles of a column everywhere.
 
-A value then means the same at every center, and a small center uses means and deviations that it could only
-estimate badly. The scales become part of the codebook.
+A value then means the same at every center, and a small center need not estimate its own. The scales become
+part of the codebook; survival times and continuous outcomes are counted like columns.
 
-They follow from sums of histograms: every center counts its training values in common bins, three times, each
-with narrower bins (powers of ten, forty bins where the values are, thirty-two where nearly all are). Values
-beyond the last bins count at their ends. Between sites the counts are masked, so that nobody sees more than
-totals, and noise may be added: one row changes one count of every column by one, so a histogram of k columns
-has the sensitivity root k. With a minimum cell size, a center counts only columns with that many patients.
-
-Survival times and continuous outcomes are counted like columns; the time grid, or level and scale, of the
-outcome follow from these counts (:func:`settle_from_histograms`).
-
-Sums do not depend on the order of centers or rows, so a simulation and hospitals get the same numbers.
+Scales follow from sums of histograms: every center counts its training values in common bins, three times,
+each with narrower bins (powers of ten, forty bins where the values are, thirty-two where nearly all are);
+values beyond count at the ends. Between sites the counts are masked, and noise may be added: one row changes
+one count of every column by one, so a histogram of k columns has the sensitivity root k. Sums do not depend
+on the order of centers or rows, so a simulation and hospitals get the same numbers.
 """
 
 from collections.abc import Mapping
@@ -51,8 +46,7 @@ HEADER_SIZE = 16
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a numeric column is read everywhere: (value - center) / spread, gaps as ``fill``.
 
-    spread: 0 for a constant column; it is then read as 0.
-    quantiles: where the federation's values lie, at ``PROBABILITIES``; knots of splines are among them.
+    spread: 0 for a constant column, which is read as 0.  quantiles: of the federation, at ``PROBABILITIES``.
     """
 
     center: float
@@ -79,7 +73,7 @@ Scales = Mapping[str, Scale]
 
 
 def scales_from_json(data: Any) -> Scales:
-    """Scales from a file's content; ``ValueError`` says what is wrong with them."""
+    """``ValueError`` says what is wrong with the content of a file."""
     return msgspec.convert(data, dict[str, Scale])
 
 
@@ -92,7 +86,6 @@ def _as_sent(center: float, spread: float, quantiles: Floats, low: float, high: 
 
 
 def scales_size(columns: int) -> int:
-    """The size of a message with so many scales, in bytes."""
     return HEADER_SIZE + (8 + len(PROBABILITIES)) * columns
 
 
@@ -112,7 +105,6 @@ def outcome_values(outcome: Outcome, label: NDArray[Any], name: str) -> Floats:
 
 
 def outcome_size(outcome: Outcome) -> int:
-    """The bytes of what was agreed about an outcome: two numbers per interval, or two in all."""
     return 8 * max(1, len(outcome.grid))
 
 
@@ -152,7 +144,6 @@ class HistogramSum:
         return published
 
     def sent_bytes(self, published: Floats) -> int:
-        """The bytes of all centers' counts in one pass."""
         if self.masked:
             return masked_bytes(len(published), published[0].size)
         sizes = 8 * published.size if self.noise else int(counts_size(published).sum())
@@ -164,12 +155,9 @@ class HistogramSum:
 
 
 def counts_size(counts: Floats) -> Ints:
-    """(n,) the bytes of plain counts (n, k, bins) as every center sends them.
-
-    Of each column the first and the last bin that is not empty (a byte each), and the counts between them in
-    Rice codes: a width w (five bits), then of each count its lowest w bits, and the rest in unary with a bit
-    that ends it. The width is that of the mean count.
-    """
+    """(n,) the bytes of plain counts (n, k, bins): of each column the first and last bin that is not empty (a
+    byte each), and the counts between them in Rice codes of the mean count's width w (five bits): the lowest
+    w bits, and the rest in unary with a bit that ends it."""
     used = counts > 0
     span = counts.shape[2] - used[:, :, ::-1].argmax(axis=2) - used.argmax(axis=2)
     span = np.where(used.any(axis=2), span, 0)
@@ -179,10 +167,8 @@ def counts_size(counts: Floats) -> Ints:
 
 
 def bin_counts(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
-    """(n, k, bins + 2) how many values (k, rows) each center has between the edges (k, bins + 1), and beyond.
-
-    Gaps are NaN. owner: (rows,) each row's center.
-    """
+    """(n, k, bins + 2) how many values (k, rows; NaN: gaps) each center (owner: (rows,)) has between edges
+    (k, bins + 1), and beyond."""
     bins = edges.shape[1] + 1
     found = np.zeros((n, len(values), bins))
     for c, column in enumerate(values):
@@ -193,9 +179,9 @@ def bin_counts(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
 
 
 class HistogramRefinement:
-    """Where the bins of the next pass are, from the totals so far; after the last pass, the scales.
+    """The bins of the next pass from the totals so far; after the last pass, the scales.
 
-    columns: how many there are.  edges: (columns, bins + 1) of the next pass, or of the last one.
+    edges: (columns, bins + 1) of the next pass, or of the last one.
     """
 
     def __init__(self, columns: int) -> None:
@@ -206,12 +192,10 @@ class HistogramRefinement:
 
     @property
     def entries(self) -> int:
-        """How many numbers the next histogram has: of every bin, and of what is below and above all."""
         return self.columns * (self.edges.shape[1] + 1)
 
     @property
     def done(self) -> bool:
-        """Whether all passes are done."""
         return self.taken == PASSES
 
     def take(self, total: Floats, doubt: float) -> None:
@@ -223,7 +207,6 @@ class HistogramRefinement:
             self.edges = np.stack([_narrower(e, c, bins, outside) for e, c in zip(self.edges, self.counts)])
 
     def scales(self, doubt: float) -> list[Scale]:
-        """The scale of every column."""
         return [_scale(edges, counts, doubt) for edges, counts in zip(self.edges, self.counts)]
 
     def spread_out(self, column: int) -> Floats:
@@ -247,7 +230,7 @@ def sum_histograms(
 ) -> tuple[HistogramRefinement, int]:
     """All passes over columns (k, rows), of which center i owns rows start[i]:start[i+1], and their bytes.
 
-    min_rows: (n,) from how many values on a center publishes counts; None: from any number.
+    min_rows: (n,) from how many values on a center publishes counts; None: any.
     """
     n, k, ids = len(centers), len(values), streams.center_ids(centers)
     owner = np.repeat(np.arange(n), np.diff(start))

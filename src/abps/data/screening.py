@@ -1,9 +1,8 @@
 """Which columns must not be learned from: identifiers, copies of the label, values that are known only after
 the outcome, dates, columns that name people; rows that occur twice; and columns in two units.
 
-Each rule is stated. Columns beyond doubt are excluded; likely ones are kept with a warning. A column that the
-user keeps by name (``keep``) always stays. Columns that name people never enter a codebook that leaves a
-site.
+Columns beyond doubt are excluded, likely ones kept with a warning; a column that the user keeps by name
+(``keep``) always stays. Columns that name people never enter a codebook that leaves a site.
 """
 
 import itertools
@@ -72,20 +71,12 @@ class ColumnFinding:
 
 
 def screen(features: pl.DataFrame, label: NDArray[np.int8]) -> list[ColumnFinding]:
-    """What is wrong with each column that would be a feature; at most one finding per column.
-
-    features: columns after repairs.  label: (rows,) 0 or 1.
-    """
-    found = []
-    for column in features.get_columns():
-        rule = _screen_column(column, label)
-        if rule is not None:
-            found.append(ColumnFinding(column.name, *rule))
-    return found
+    """What is wrong with columns (after repairs) that would be features; at most one finding per column."""
+    found = ((column.name, _screen_column(column, label)) for column in features.get_columns())
+    return [ColumnFinding(name, *rule) for name, rule in found if rule is not None]
 
 
 def _screen_column(column: pl.Series, label: NDArray[np.int8]) -> tuple[FindingKind, str, bool] | None:
-    """Kind of finding, its sentence, and whether the column is excluded."""
     name = column.name
     if is_identifier(column):
         distinct = column.drop_nulls().n_unique()
@@ -159,10 +150,7 @@ def is_identifier(column: pl.Series) -> bool:
 
 
 def suggest_patient(frame: pl.DataFrame) -> tuple[str, int] | None:
-    """The column that looks like patient IDs with repeated patients, and how many patients it has.
-
-    frame: the columns that have no role.
-    """
+    """Of columns without a role, one that looks like IDs with repeated patients, and how many these are."""
     for column in frame.get_columns():
         whole = column.dtype == pl.String or column.dtype.is_integer()
         if not whole and column.dtype.is_float():
@@ -218,9 +206,8 @@ def _auroc(scores: NDArray[np.float64], label: NDArray[np.int8]) -> float | None
 def duplicates(frame: pl.DataFrame) -> NDArray[np.bool_]:
     """(rows,) true where a row repeats an earlier one in every column, and that cannot be chance.
 
-    In a table of a few yes/no columns different people have equal rows. So the number of equal pairs is
-    compared with the number expected if the columns were independent: rows are duplicates if there are at
-    least a hundred times as many.
+    In a table of a few yes/no columns different people have equal rows: rows are duplicates if there are at
+    least a hundred times as many equal pairs as expected of independent columns.
     """
     none = np.zeros(frame.height, dtype=np.bool_)
     if frame.width == 0 or frame.height < 2:
@@ -254,12 +241,8 @@ def _is_person(value: str) -> bool:
 def _named_after_person(name: str) -> bool:
     """Whether a column is called after somebody: a given name and a word beside it, both capitalised."""
     words = re.split(r"[\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
-    return any(
-        first[:1].isupper()
-        and last[:1].isupper()
-        and bool({first.lower(), last.lower()} & (_GIVEN - _AMBIGUOUS))
-        for first, last in itertools.pairwise(words)
-    )
+    names = [{*pair} for pair in itertools.pairwise(words) if all(word[:1].isupper() for word in pair)]
+    return any({word.lower() for word in pair} & (_GIVEN - _AMBIGUOUS) for pair in names)
 
 
 #: How a single value may show who somebody is.
@@ -272,10 +255,8 @@ _LOOKS: tuple[tuple[Callable[[str], object], str], ...] = (
 
 def is_personal_value(level: str) -> bool:
     """Whether a value looks like a person, a date or an address, or is a sentence: then it is no level, even
-    if many share it and the other values of its column are harmless."""
-    return (
-        any(bool(seen(level)) for seen, _ in _LOOKS) or len(level) > LONG or len(level.split()) > MANY_WORDS
-    )
+    if many share it."""
+    return any(seen(level) for seen, _ in _LOOKS) or len(level) > LONG or len(level.split()) > MANY_WORDS
 
 
 def personal_reason(column: pl.Series) -> str:
@@ -300,25 +281,18 @@ def personal_reason(column: pl.Series) -> str:
 def identifying_reason(column: pl.Series, patient: NDArray[np.int64] | None, min_cell: int) -> str:
     """Why a column must not enter a codebook that leaves a site; empty if it may.
 
-    patient: (rows,) the row's patient; None: every row is another's.  min_cell: how many patients must share
-    a value of a text.
+    patient: (rows,); None: every row is another's.  min_cell: how many must share a value of a text.
     """
-    personal = personal_reason(column)
-    if personal:
+    personal = personal_reason(column) or ("it holds dates" if column.dtype.is_temporal() else "")
+    if personal or column.dtype not in (pl.String, pl.Categorical):
         return personal
-    if column.dtype.is_temporal():
-        return "it holds dates"
-    if column.dtype not in (pl.String, pl.Categorical):
-        return ""
     text = column.cast(pl.String)
     known = text.is_not_null().to_numpy()
     owner = np.flatnonzero(known) if patient is None else patient[known]
     people = pl.DataFrame({"value": text.drop_nulls(), "patient": owner}).unique()
     shared = people.group_by("value").len()
-    few = shared.filter(pl.col("len") < min_cell)["len"].sum()
-    if few > 0.5 * people.height and shared.height > min_cell:
-        return "most of its values are of a few patients each"
-    return ""
+    few = shared.filter(pl.col("len") < min_cell)["len"].sum() > 0.5 * people.height
+    return "most of its values are of a few patients each" if few and shared.height > min_cell else ""
 
 
 # --- columns that say nothing at some centers, or too much ----------------------------------------------
@@ -331,8 +305,8 @@ FAR_OUT = 50.0
 
 
 def center_warnings(features: pl.DataFrame, center: NDArray[np.int32], centers: tuple[str, ...]) -> list[str]:
-    """Sentences that name column and center: another unit, no value, one value or values far out there; and
-    categories with more levels than are used. A column that has another unit is far out for that reason."""
+    """Sentences that name column and center: another unit (or else values far out), no value, one value; and
+    categories with more levels than are used."""
     found: list[str] = []
     for column in features.get_columns():
         rows = np.bincount(center, minlength=len(centers))
@@ -348,8 +322,7 @@ def center_warnings(features: pl.DataFrame, center: NDArray[np.int32], centers: 
             values = column.cast(pl.Float64).to_numpy()
             known = np.isfinite(values)
             unit = _unit_warning(column, center, centers)
-            given = column.name, values[known], center[known], centers
-            found += [unit] if unit else _number_warnings(*given)
+            found += [unit] if unit else _number_warnings(column.name, values[known], center[known], centers)
         values_at = np.bincount(center[known], minlength=len(centers))
         empty = np.flatnonzero((values_at == 0) & (rows > 0))
         if 0 < len(empty) < len(centers):
@@ -382,7 +355,6 @@ def _number_warnings(
 
 
 def _named(centers: tuple[str, ...], which: NDArray[np.int64]) -> str:
-    """The names of some centers, three at most."""
     shown = ", ".join(repr(centers[i]) for i in which[:3])
     return shown + (f" and {len(which) - 3} more" if len(which) > 3 else "")
 
@@ -400,11 +372,8 @@ NEAR = 1.35
 
 
 def _unit_warning(column: pl.Series, center: NDArray[np.int32], centers: tuple[str, ...]) -> str:
-    """A sentence if some centers seem to record a numeric column in another unit.
-
-    The centers' medians are sorted; the column is suspicious if they fall into two groups that lie apart by
-    at least ``LEAST_FACTOR``, and the middle 80 % of the two groups' values do not overlap.
-    """
+    """A sentence if some centers seem to record a numeric column in another unit: medians are in two groups
+    at least ``LEAST_FACTOR`` apart, and the middle 80 % of the two groups' values do not overlap."""
     known = pl.DataFrame({"center": center, "value": column.cast(pl.Float64)}).filter(
         pl.col("value").is_finite()
     )

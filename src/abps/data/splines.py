@@ -1,13 +1,10 @@
 """The design of an additive model: every numeric column as a few smooth terms.
 
 A column becomes a piecewise-linear function of its standardised value: bends at five common quantiles,
-straight tails beyond. As inputs of a model such bends are nearly copies of each other, and steps along a
-gradient would crawl. So they are turned into their principal components over the federation's quantiles: the
-first term is nearly the column itself, later ones bend more and more. Later terms are made smaller (by the
-fourth root of the share of the first component's variance that they have), so that one penalty for all
-prefers smooth functions.
-
-All of it follows from the scales in the codebook, so every center makes the same terms without asking.
+straight tails beyond. Such bends are nearly copies of each other, so they are turned into their principal
+components over the federation's quantiles: the first is nearly the column itself, later ones bend more and
+more, and are made smaller (by the fourth root of their share of the first one's variance), so that one
+penalty for all prefers smooth functions. All follows from the codebook: centers make the same terms.
 """
 
 from dataclasses import dataclass

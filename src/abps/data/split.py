@@ -1,16 +1,12 @@
 """Which rows are learned from, which choose, which score: 70 % training, 15 % validation, 15 % test.
 
-Three rules, all of them functions of the seed and of what a row is, never of where it stands in a file:
+All follows from the seed and from what a row is, never from where it stands in a file:
 
 * All stays of a patient are in one split, in every center that knows the patient. A patient of several
-  centers is placed by the key alone (its number among the seed's random numbers), so that centers agree
-  without asking each other.
-* The other patients of a center fill its quotas, stratified by outcome: each stratum is shuffled by the
-  center's own stream, from the order of the patients' numbers.
+  centers is placed by the key alone, so that centers agree without asking each other; unless all have agreed
+  that there are none (:attr:`abps.data.codebook.Codebook.shared_patients`), hospitals place everybody so.
+* The other patients of a center fill its quotas, each stratum shuffled by the center's own stream.
 * Without a patient column every row is a patient of its own, known by its content.
-
-A hospital among others cannot know who else has seen its patients. Unless all have agreed that nobody has
-(:attr:`abps.data.codebook.Codebook.shared_patients`), it places every patient by the key.
 """
 
 import hashlib
@@ -65,9 +61,7 @@ def patient_numbers(keys: pl.Series, content: NDArray[np.uint64]) -> NDArray[np.
 
 
 def _number(key: str) -> int:
-    """A key's number."""
-    digits = key.isascii() and key.isdigit() and len(key) <= 18
-    if digits:
+    if key.isascii() and key.isdigit() and len(key) <= 18:
         return int(key)
     return _WORD + int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") % _WORD
 
@@ -106,10 +100,7 @@ def content_of(
 
 
 def canonical_order(federation: Federation) -> NDArray[np.int64]:
-    """(rows,) the rows of a federation in an order that does not depend on the file.
-
-    By center, then patient, time and content; rows alike in all of these are interchangeable.
-    """
+    """(rows,) by center, patient, time and content: an order that does not depend on the file."""
     content = content_of(federation.features, federation.label, federation.time)
     known: tuple[NDArray[Any] | None, ...] = (federation.time, federation.patient)
     return np.lexsort((content, *(key for key in known if key is not None), federation.center))
@@ -135,11 +126,8 @@ def by_key(units: NDArray[np.int64], seed: int) -> NDArray[np.int8]:
 
 
 def assign_splits(federation: Federation, seed: int, shared_patients: bool = False) -> NDArray[np.int8]:
-    """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center, one split a patient.
-
-    The strata are patients with and without a positive stay in the center (of several classes: the last).
-    shared_patients: whether other centers, unseen here, may know the same patients.
-    """
+    """(rows,) 0 training, 1 validation, 2 test; in each center patients are stratified by whether they have a
+    positive stay (of several classes: the last).  shared_patients: whether unseen centers may know them."""
     split = np.zeros(federation.rows, dtype=np.int8)
     units = _units(federation)
     strata = federation.outcome.strata(federation.label)
@@ -163,10 +151,8 @@ def assign_splits(federation: Federation, seed: int, shared_patients: bool = Fal
 
 
 def assign_folds(federation: Federation, seed: int, count: int) -> NDArray[np.int64]:
-    """(rows,) the fold 0 … count - 1 of every row, by the same rules: one fold a patient, in all centers.
-
-    The patients of one center are dealt out in turn, those with an event first.
-    """
+    """(rows,) the fold 0 … count - 1 of every row: one fold a patient, in all centers; those of one center as
+    in :func:`folds_of`."""
     units = _units(federation)
     shared = np.isin(units, _placed(federation, units, False))
     place = streams.uniforms(seed, "split", 3, units.view(np.uint64))
@@ -221,11 +207,8 @@ def _by_patient(
 
 
 def folds_of(patient: NDArray[np.int64] | None, y: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
-    """(rows,) the fold 0 … count - 1 of every row: patients dealt out in turn, those with an event first.
-
-    patient: (rows,) numbers; None: every row is a patient of its own.  The order in which patients are dealt
-    follows from their numbers and the seed.
-    """
+    """(rows,) the fold 0 … count - 1 of every row: patients (None: a row is one) are dealt out in turn, those
+    with an event first, in an order that follows from their numbers and the seed."""
     patients, unit, event = _by_patient(patient, y)
     place = streams.uniforms(seed, "split", 2, patients.view(np.uint64))
     fold = np.empty(len(patients), dtype=np.int64)

@@ -1,18 +1,10 @@
 """From a table to a federation: a file or frame with a label and a center column, checked and repaired.
 
-Every rule is stated, and what it did stands in the federation's ``notes``:
-
-* the label must have two values (0/1, true/false, yes/no, or any two: the larger, or the later in the
-  alphabet, is the positive one unless ``positive`` says otherwise), unless ``outcome`` names another outcome
-  (:mod:`abps.data.outcome`); a row without a label is an error, not a silent loss;
-* columns are numeric, binary (true/false or 0/1) or categorical; cells that were meant as numbers are
-  repaired first (:mod:`abps.data.repairs`);
-* columns without any value or with one value only are not used; nor are identifiers, copies of the label,
-  dates, and values that are known only after the outcome (:mod:`abps.data.screening`);
-* duplicate rows are removed;
-* a center takes part if it has at least ``min_stays`` rows and three of each class (one for each split).
-
-A hospital reads its own table as a federation of one, in the terms of the study's codebook.
+Every rule is stated, and what it did stands in the federation's ``notes``. The label, and which of its values
+is the event: :mod:`abps.data.outcome`; cells meant as numbers: :mod:`abps.data.repairs`; columns that are not
+learned from: :mod:`abps.data.screening`, and those without two values. A row without a label is an error, not
+a silent loss. A center takes part if it has at least ``min_stays`` rows and three of each class (one for each
+split). A hospital reads its own table as a federation of one, in the terms of the study's codebook.
 """
 
 import shlex
@@ -131,7 +123,6 @@ class _Repaired:
         return self.frame.drop(role_columns(self.frame, self.roles))
 
     def findings(self) -> list[ColumnFinding]:
-        """What is wrong with these."""
         return screen(self.rest, self.label.outcome.events(self.label.values).astype(np.int8))
 
 
@@ -150,7 +141,7 @@ def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) 
     table = _repaired(raw, roles)
     roles, frame, findings = table.roles, table.frame, table.findings()
     alike = duplicates(frame.drop(f.column for f in findings if f.kind is FindingKind.IDENTIFIER))
-    removed = alike if alike.sum() > MANY_COPIES * frame.height else np.zeros_like(alike)
+    removed = alike & (alike.sum() > MANY_COPIES * frame.height)
     kept, label = frame.filter(pl.Series(~removed)), replace(table.label, values=table.label.values[~removed])
     excluded = {
         f.column: f"{f.sentence}; keep={shlex.quote(f.column)} uses it"
@@ -201,10 +192,7 @@ def _action(finding: ColumnFinding, roles: Roles) -> str:
 
 
 def repair_table(frame: pl.DataFrame, roles: Roles) -> tuple[pl.DataFrame, list[Repair], list[str]]:
-    """A table after the repairs, and what remains doubtful.
-
-    Features are repaired by all rules, names of centers and groups by their spelling.
-    """
+    """A table after the repairs (centers and groups: of spelling only), and what remains doubtful."""
     columns: list[pl.Series] = []
     repairs: list[Repair] = []
     doubts: list[str] = []
@@ -272,10 +260,7 @@ def _assemble(
     min_stays: int,
     excluded: Mapping[str, str],
 ) -> Federation:
-    """The federation of a frame whose label is encoded.
-
-    excluded: columns that are no features although they have no role, and why.
-    """
+    """The federation of a frame with its label encoded.  excluded: columns besides, and why they are."""
     if min_stays < 1:
         raise RequestError(f"min_stays={min_stays}: choose at least 1")
     centers_of = center_names(frame[roles.center])
@@ -327,10 +312,7 @@ def _federation(
     reasons: Mapping[str, str],
     name: str,
 ) -> Federation:
-    """A federation of one center, called as the federation is.
-
-    features: the columns of ``frame`` to learn from.  reasons: why others are not among them.
-    """
+    """A federation of one center, called as the federation is.  reasons: why columns are no features."""
     years = None if roles.time is None else _years(frame[roles.time], roles.time)
     patient = None
     if roles.patient is not None:
@@ -362,7 +344,6 @@ def _federation(
 
 
 def _too_few_centers(name: str, column: str, able: Sequence[str], left_out: Sequence[LeftOut]) -> str:
-    """Why there is no federation: one hospital only, or all but one are too small."""
     many, other = len(able) + len(left_out), "or name another column with center=COL"
     if many == 1:
         one = able[0] if able else left_out[0].center
@@ -394,7 +375,6 @@ def _alike(centers: Sequence[str]) -> list[str]:
 def _column_checks(
     frame: pl.DataFrame, roles: Roles, features: pl.DataFrame, reasons: Mapping[str, str]
 ) -> tuple[ColumnCheck, ...]:
-    """Type, role and use of every column of the table."""
     role_of = dict.fromkeys(roles.drop, "dropped")
     role_of |= {name: role for role, name in reversed(roles.columns().items())}
     checks = []
@@ -410,7 +390,6 @@ def _column_checks(
 
 
 def _type_name(column: pl.Series) -> str:
-    """What a column holds, in one word."""
     if column.dtype == pl.Null or (column.dtype.is_numeric() and column.null_count() == len(column)):
         return "empty"
     if is_binary(column):
@@ -421,17 +400,16 @@ def _type_name(column: pl.Series) -> str:
 
 
 def center_names(column: pl.Series) -> NDArray[np.str_]:
-    """(rows,) the center of every row as text."""
     require_complete(column, "center")
-    name = column.name
     text = column.cast(pl.String).str.strip_chars()
     bad = text.filter(text.str.contains(r"[\x00-\x1f\x7f]"))
     if len(bad):
         raise RequestError(
-            f"the center {bad[0]!r} in column {name!r} contains a line break or control character; rename it"
+            f"the center {bad[0]!r} in column {column.name!r} contains a line break or control character; "
+            "rename it"
         )
     if (text == "").any():
-        raise RequestError(f"the center column {name!r} has empty names; fill them in")
+        raise RequestError(f"the center column {column.name!r} has empty names; fill them in")
     return text.to_numpy().astype(np.str_)
 
 
@@ -508,7 +486,6 @@ def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
 def _group_of(
     column: pl.Series, centers_of: NDArray[np.str_], centers: tuple[str, ...], name: str
 ) -> tuple[str, ...]:
-    """One group per center; a center in two groups is an error."""
     groups: dict[str, str] = {}
     pairs = pl.DataFrame({"c": centers_of, "g": column.cast(pl.String).fill_null("(none)")})
     for center, group in pairs.unique().sort("c", "g").iter_rows():
@@ -607,7 +584,6 @@ def check(data: Any, label: Any = None, center: Any = None, **more: Any) -> Tabl
 
 
 def _with_column(frame: pl.DataFrame, role: str, values: Any) -> tuple[pl.DataFrame, str]:
-    """The frame with an array as a column, and the column's name."""
     series = column_of(free_name(role, frame.columns), values)
     if len(series) != frame.height:
         raise RequestError(f"{role} has {len(series)} values for {frame.height} rows; give one value per row")
@@ -625,11 +601,7 @@ def own_outcome(path: str | Path, label: str, **more: Unpack[RoleOptions]) -> En
 def own_table(
     path: str | Path, site: str, label: str, book: Codebook | None = None, **more: Unpack[RoleOptions]
 ) -> Federation:
-    """One center's own table, read at that center: a federation of one.
-
-    With a codebook the features are those that it asks for, and the outcome is in its terms; without, all
-    that can be learned from.  more: as in :class:`Roles`.
-    """
+    """One center's own table, read at that center: a federation of one, in the terms of the codebook."""
     roles = Roles.of(label, "", **more)
     if roles.outcome is None and book is not None and not book.outcome.binary:
         roles = replace(roles, outcome=book.outcome.kind)

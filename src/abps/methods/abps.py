@@ -1,10 +1,8 @@
 """ABPS: Adaptive Bayesian Partner Selection, read literally where the paper is clear.
 
 A round: every center trains; centers propose to peers ranked by their beliefs, accept, reject or rest;
-partners swap the shared part of their models and average; each center credits its partners by the
-Shapley value of its validation AUROC and updates its beliefs. Resting centers train all the same.
-
-The control without any choice is :mod:`abps.methods.random_pairs`.
+partners swap the shared part of their models and average; each center credits its partners by the Shapley
+value of its validation AUROC and updates its beliefs. Resting centers train all the same.
 """
 
 from __future__ import annotations
@@ -66,11 +64,9 @@ class Filter:
 
     @property
     def compares(self) -> bool:
-        """Whether it compares published metadata."""
         return self.goal != "none" or bool(self.goals) or self.goal_function is not None
 
     def screen(self, context: Context) -> Candidates:
-        """The candidate sets C_i of all centers."""
         if not self.compares or context.published is None:
             return Candidates()
         vectors = goals.scaled(context.published, self.meta_scale)
@@ -128,8 +124,6 @@ class Credit:
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
-    """Models (r, P), and the beliefs of the centers here about members."""
-
     beliefs: Beliefs
 
 
@@ -138,8 +132,7 @@ class ABPS(PeerMethod):
     """selection: ranking and acceptance.  filter: goals.  credit: utility.  wire: codec, private layers.
 
     weighting: size or uniform, of the average with partners.
-    smoothing: share of its previous shared layers that a center keeps after mixing (the paper's EMA); 0:
-    none.
+    smoothing: share of its previous shared layers that a center keeps after mixing (the paper's EMA).
     adopt: always, or if_helpful: keep the mix only where it does not lower the own validation utility.
     """
 
@@ -156,23 +149,19 @@ class ABPS(PeerMethod):
 
     @property
     def capacity(self) -> int:
-        """κ."""
         return self.selection.kappa
 
     def init(self, context: Context) -> State:
-        """The common start and prior beliefs."""
         return State(context.common_start(), Beliefs(context.n, self.selection.prior))
 
     def publish(self, context: Context) -> Published:
         """The metadata vector, unless no decision depends on it."""
-        chosen = self.selection
-        if chosen.policy == "random" and not self.filter.compares:
+        if self.selection.policy == "random" and not self.filter.compares:
             return super().publish(context)
         entries = self.filter.entries(context.data)
         return Published(context.data.metadata_names[:entries], context.data.metadata[:, :entries])
 
     def derived(self, context: Context) -> Candidates:
-        """The candidate sets."""
         return self.filter.screen(context)
 
     def begin(self, context: Context, state: State, t: int, alone: bool) -> Callable[[], Models]:
@@ -181,11 +170,9 @@ class ABPS(PeerMethod):
         return lambda: Models(wait())
 
     def rest(self, context: Context, state: State, trained: Models, t: int) -> State:
-        """The trained models; beliefs stay."""
         return replace(state, models=trained.models)
 
     def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
-        """Rank the members by the beliefs about them."""
         return rank_by_beliefs(context, self.selection, state.beliefs, self.filter.mutual_filter, t)
 
     def learn(

@@ -50,10 +50,7 @@ def checked(method: Method, centers: int) -> None:
 
 
 def with_noise(method: Method) -> Method:
-    """The method with the noise that its budget takes: as it is, where there is no budget, or noise is given.
-
-    All rounds' steps, and all that is published, are reckoned with.
-    """
+    """The method with the noise that its budget takes for all that is released, unless noise is given."""
     budget, training = method.privacy.budget, method.training
     if budget is None or training.noise_multiplier:
         return method
@@ -61,11 +58,8 @@ def with_noise(method: Method) -> Method:
         raise RequestError(
             f"dp_epsilon={budget}: rows are protected by private training; set clip, too (1 is a start)"
         )
-    rounds = method.stop.rounds
-    plan = {
-        "training": (training.sampling, rounds * training.private_steps(training.epochs)),
-        "metadata": (1.0, 1),
-    }
+    steps = method.stop.rounds * training.private_steps(training.epochs)
+    plan = {"training": (training.sampling, steps), "metadata": (1.0, 1)}
     if training.standardise == "common":
         plan["statistics"] = (1.0, PASSES)
     noise = noise_for(budget, method.privacy.dp_delta, plan)
@@ -91,9 +85,7 @@ def not_covered(method: Method, context: Context) -> tuple[str, ...]:
     if method.kind == "star" or ROWS not in method.publish(context).names:
         gaps.append("numbers of training rows, by which models are averaged, are published without noise")
     if context.learner.looked:
-        gaps.append(
-            "the method looks at training rows beside training, and what follows from it is not counted"
-        )
+        gaps.append("the method looks at training rows beside training, and this is not counted")
     if method.kind != "alone":
         gaps.append("choices that are made on validation rows are not counted; training rows are protected")
     return tuple(gaps)
@@ -104,10 +96,7 @@ def not_covered(method: Method, context: Context) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Spending:
-    """What one center has spent; all centers spend the same, because all take the same steps.
-
-    seen: private steps that the learner has taken so far.
-    """
+    """What one center has spent; all spend the same.  seen: private steps taken so far."""
 
     account: Account
     seen: int = 0

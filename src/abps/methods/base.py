@@ -1,16 +1,13 @@
 """The base of all methods: a frozen configuration, and pure functions over rows.
 
 A method works on *rows*: r centers whose data are here, among the n members of a federation. The simulation
-has r = n, a hospital r = 1; the functions are the same. A round is
+has r = n, a hospital r = 1; the functions are the same. A round is ``train``, what a center does by itself,
+then the exchange, which the driver runs: it checks the budget, delivers what the method sends and counts its
+bytes (:mod:`abps.methods.peers`, :mod:`abps.methods.star`, :mod:`abps.methods.coordinated`); or ``rest``.
 
-* ``train``: the local epochs, and whatever else a center does by itself;
-* the exchange, which the driver runs: it checks the budget, delivers what the method sends and counts its
-  bytes (:mod:`abps.methods.peers`, :mod:`abps.methods.star`, :mod:`abps.methods.coordinated`);
-* or ``rest``, if nothing may be exchanged.
-
-State is a frozen dataclass of columns, one row per center here, and what a driver writes down between rounds
-(:mod:`abps.methods.state_bytes`). What follows from the data and from what members published is no state: it
-is ``context.derived``, made by ``derived`` whenever they change.
+State is a frozen dataclass of columns, one row per center here, which a driver writes down between rounds
+(:mod:`abps.methods.state_bytes`). What follows from the data and from published metadata is no state but
+``context.derived``, made by ``derived`` whenever they change.
 """
 
 from __future__ import annotations
@@ -76,8 +73,7 @@ class Wire:
         return self._arrived(context, weights, streams.bits(context.seed, "codec", t, context.ids))
 
     def answer(self, context: Context, weights: Weights, t: int) -> Weights:
-        """What a server sends, as the centers decode it: (count,) the same for all, or (n, count) to each its
-        own; t numbers the message."""
+        """What a server sends, as the centers decode it: (count,) the same for all, or (n, count) to each."""
         if weights.ndim == 1:
             return self._arrived(context, weights[None], server_keys(context.seed, t))[0]
         return self._arrived(context, weights, server_keys(context.seed, t, context.ids))
@@ -85,12 +81,11 @@ class Wire:
     def _arrived(self, context: Context, weights: Weights, keys: NDArray[np.uint64]) -> Weights:
         """(senders, count) as the receivers decode them; keys: (senders,) of the codec's random bits."""
         arrived = np.empty(weights.shape, dtype=np.float32)
-        sent, seen = weights, arrived
         blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 32))
 
         def work(k: int) -> None:
             some = slice(int(blocks[k][0]), int(blocks[k][-1]) + 1)
-            codec(self.codec).arrive(sent[some], keys[some], seen[some])
+            codec(self.codec).arrive(weights[some], keys[some], arrived[some])
 
         context.learner.each(work, len(blocks))
         return arrived
@@ -105,11 +100,10 @@ def server_keys(seed: int, t: int, receivers: NDArray[np.uint64] | None = None) 
 class Stopping:
     """When a run ends: after ``rounds``, or after ``patience`` rounds without a better validation AUROC.
 
-    grace: rounds at the start that patience does not count. A fresh network first learns that outcomes are
-    rare, and its AUROC falls before it rises; patience counted from round 1 would end there.
+    grace: rounds at the start that patience does not count: a fresh network first learns that outcomes are
+    rare, and its AUROC falls before it rises.
     restore_best: report the models of the best validation round instead of the last.
-    metric: the best round has the highest mean validation AUROC, or the lowest mean validation loss, which is
-    less noisy with few rows.
+    metric: of the best round: mean validation AUROC, or mean validation loss, less noisy with few rows.
     """
 
     rounds: int = 50
@@ -140,8 +134,7 @@ class Context:
     learner, data: of the r centers.  ids: (n,) the members' stream numbers.
     member_index: (r,) the indices of the r centers among the members; none: they are all of them.
     reported_rows: (n,) training rows as the members reported them; none: they are in the data.
-    published: (n, k) metadata vectors that centers published.
-    derived: what the method computes from all this before any round.
+    published: (n, k) metadata vectors.  derived: what the method computes from all this before any round.
     """
 
     learner: Learner
@@ -156,12 +149,10 @@ class Context:
 
     @property
     def n(self) -> int:
-        """The number of members."""
         return len(self.ids)
 
     @property
     def r(self) -> int:
-        """How many of them are here."""
         return self.data.size
 
     @cached_property
@@ -198,7 +189,6 @@ class Decisions:
     reason: Words
 
     def after(self, first: Decisions) -> Decisions:
-        """Both trails, the other one first."""
         columns = (f.name for f in fields(self))
         return Decisions(*(np.concatenate([getattr(first, c), getattr(self, c)]) for c in columns))
 
@@ -213,15 +203,11 @@ def refusals(center: Ints, peer: Ints, finite: NDArray[np.bool_]) -> Decisions:
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """The plainest state: one model per center here, (r, P)."""
-
     models: Weights
 
 
 @dataclass(frozen=True)
 class Published:
-    """The metadata that centers publish: the names of the entries, and vectors (r, entries)."""
-
     names: tuple[str, ...]
     vectors: Floats
 
@@ -230,11 +216,10 @@ class Published:
 class Privacy:
     """What protects patients besides keeping rows at home.
 
-    min_cell: the minimum cell size: whatever leaves a center describes at least so many patients; 0: any
-    number. Between sites the codebook sets it.
+    min_cell: whatever leaves a center describes at least so many patients; 0: any number. Between sites the
+    codebook sets it.
     dp_epsilon: the privacy budget of a center for private training (``clip``) and published metadata; none or
-    inf: no limit, and no privacy ledger. Without ``noise_multiplier`` the noise is chosen so that the budget
-    lasts for all rounds.
+    inf: no limit, and no privacy ledger. Without ``noise_multiplier`` the noise makes it last for all rounds.
     dp_delta: the probability that ε fails.
     secure: a server sees masked sums alone: of star rounds, and of counts for a common scale.
     """
@@ -251,7 +236,6 @@ class Privacy:
 
     @property
     def budget(self) -> float | None:
-        """The ε that may be spent; nothing where there is no limit."""
         return None if self.dp_epsilon is None or math.isinf(self.dp_epsilon) else self.dp_epsilon
 
 
@@ -282,7 +266,6 @@ class Method:
 
     @property
     def kind(self) -> Kind:
-        """How its centers are linked."""
         return "alone"
 
     @property
@@ -294,17 +277,13 @@ class Method:
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
         """Settings that a comparison may tune, each with the values to try: at most eight combinations."""
-        if self.fitted:
+        if self.fitted or (self.training.optimizer == "newton" and not self.searched):
             return {}
-        if self.searched:
-            return tried(self, **self.searched)
         epochs = self.training.epochs
-        if self.training.optimizer == "newton":
-            return {}
-        return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
+        usual = {"epochs": tuple(dict.fromkeys((max(1, epochs // 2), epochs)))}
+        return tried(self, **(self.searched or usual))
 
     def init(self, context: Context) -> Any:
-        """The state before the first round."""
         return Models(context.common_start())
 
     def sharing(self, context: Context) -> int:
@@ -320,10 +299,7 @@ class Method:
         return None
 
     def train(self, context: Context, state: Any, t: int, alone: bool) -> Any:
-        """The state after what the centers here do by themselves in round t.
-
-        alone: nothing will be exchanged any more.
-        """
+        """The state after what centers do by themselves in round t; alone: nothing is exchanged later."""
         return replace(state, models=context.learner.train(state.models, t))
 
     def begin(self, context: Context, state: Any, t: int, alone: bool) -> Callable[[], Any]:
@@ -335,7 +311,6 @@ class Method:
         return trained
 
     def logits(self, context: Context, state: Any, rows: Rows) -> Segments:
-        """Every center's predictions for its own rows."""
         return context.learner.logits(state.models, rows)
 
     def finished(self, state: Any) -> bool:
@@ -348,10 +323,7 @@ class Method:
 
 
 def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
-    """A grid: settings of the training that matter, and the values of another setting.
-
-    A network: three learning rates. A convex model finds its optimum and its penalty by itself.
-    """
+    """A grid: three learning rates of a network (convex models need none), and another setting's values."""
     training = config.training
     if training.optimizer == "newton":
         return own
@@ -359,8 +331,7 @@ def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def with_derived(method: Method, context: Context) -> Context:
-    """The context with published metadata and what the method derives from it; its learner knows who learns
-    together."""
+    """The context with metadata and what is derived from it; its learner knows who learns together."""
     context.learner.sharing = method.sharing(context)
     if context.published is None:
         context = replace(context, published=method.publish(context).vectors)

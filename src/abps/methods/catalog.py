@@ -125,7 +125,6 @@ CATALOG: Final = Extended(_ENTRIES, _RIVALS, lambda entry: entry)
 
 
 def _method(found: Any) -> Method | None:
-    """A configuration as it is; a class of them with its defaults."""
     if isinstance(found, type) and issubclass(found, Method):
         try:
             return found()

@@ -1,9 +1,8 @@
 """Coordinated methods: in every exchange one member aggregates what all members upload.
 
-The coordinator of an exchange is a member, drawn from the seed, another one each time. It keeps nothing
-between exchanges: it sums or filters the uploads, broadcasts the result, and every member then updates its
-own copy of the common model in the same deterministic way. So a coordinator that fails is replaced by the
-next in the draw, and nobody holds more than the others.
+The coordinator of an exchange is a member, drawn from the seed, another one each time. It keeps nothing: it
+sums or filters the uploads and broadcasts the result, by which every member updates its own copy of the
+common model in the same way. So a coordinator that fails is replaced by the next in the draw.
 """
 
 from __future__ import annotations
@@ -42,27 +41,22 @@ class Upload:
 
     @property
     def sizes(self) -> Ints:
-        """(r,) bytes of every center's message."""
         return np.array([message.size for message in self.messages], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the coordinator sends: one message to all, and optionally one to a member by its index.
-
-    decisions: what it decided about single members, for the audit trail.
-    """
+    """What the coordinator sends: one message to all, and optionally one to a member by its index; decisions:
+    about single members, for the audit trail."""
 
     common: NumberList
     own: Mapping[int, NumberList] = field(default_factory=dict)
     decisions: Decisions | None = None
 
     def only(self, member: int) -> Floats:
-        """What this member alone receives."""
         return self.own[member].values if member in self.own else np.zeros(0)
 
     def size(self, member: int) -> int:
-        """Bytes that this member receives."""
         return self.common.size + (self.own[member].size if member in self.own else 0)
 
 
@@ -102,10 +96,8 @@ class CoordinatedMethod(Method, ABC):
 
     @abstractmethod
     def aggregate(self, context: Context, state: Any, uploads: Floats, t: int) -> Broadcast:
-        """What the coordinator makes of all uploads (n, entries), NaN where a member sent none.
-
-        context, state: the coordinator's own, of which it may use what all members have alike.
-        """
+        """What the coordinator makes of all uploads (n, entries), NaN where a member sent none; of its own
+        context and state it may use what all members have alike."""
 
     @abstractmethod
     def apply_broadcast(self, context: Context, state: Any, broadcast: Broadcast, t: int) -> Any:

@@ -41,14 +41,12 @@ class FedAvg(StarMethod):
         return PLAIN
 
     def train(self, context: Context, state: Any, t: int, alone: bool) -> Any:
-        """The local epochs."""
         objective = PLAIN if alone else self.objective(state)
         return replace(state, models=context.learner.train(state.models, t, objective))
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], Any]:
-        """The average, smoothed over rounds."""
         weights = shares(sizes, self.weighting)
         before = server.last[0] if server.last else start[: sent[0].shape[1]]
         if self.aggregate == "trusted":
@@ -60,7 +58,6 @@ class FedAvg(StarMethod):
         return (trunk,), None
 
     def receive(self, context: Context, state: Any, trained: Any, down: tuple[Weights, ...], t: int) -> Any:
-        """The average replaces the shared layers."""
         return replace(trained, models=under(down[0], trained.models))
 
 
@@ -70,8 +67,6 @@ class FedProx(FedAvg):
 
     Local objective F_i(w) + (mu / 2) ||w - w_t||^2 over all parameters, biases included. With a handful of
     small Adam steps a round, w stays close to w_t anyway, so that FedProx is close to FedAvg.
-
-    mu: strength of the proximal term; 0 is FedAvg.
     """
 
     mu: float = 0.01
@@ -80,7 +75,6 @@ class FedProx(FedAvg):
     searched: ClassVar = {"mu": (0.01, 0.1)}
 
     def objective(self, state: Models) -> Objective:
-        """Pull towards the model that the round starts from."""
         return Objective(strength=self.mu, anchor=state.models)
 
 

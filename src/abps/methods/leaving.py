@@ -1,7 +1,5 @@
-"""Every value that would leave a center in a study, for those who must approve it.
-
-:func:`leaving` computes it from a center's own table, with the functions that the study uses, and sends
-nothing.
+"""Every value that would leave a center in a study, for those who must approve it: computed from a center's
+own table with the functions that the study uses; nothing is sent.
 """
 
 from dataclasses import dataclass
@@ -25,11 +23,8 @@ from abps.wire.codecs import codec, frame_size
 
 @dataclass(frozen=True)
 class Value:
-    """One value that would leave.
-
-    what: codebook, counts, metadata, weights, sums or scores.  name: of which column or entry.
-    value: itself; of weights and scores, how many there are.  when: once, every round, or in which round.
-    """
+    """One value that would leave: what (codebook, counts, metadata, weights, sums or scores), of which column
+    or entry, itself (of weights and scores: how many), and when (once, every round, or in which)."""
 
     what: str
     name: str
@@ -40,9 +35,8 @@ class Value:
 def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tuple[Value, ...]:
     """Every value that would leave one center in a study.
 
-    method: as the study would run it.  table: the center's own (a federation of one).  book: the codebook
-    that it would be encoded by, with its minimum cell size.  seed: the study's. Of weights only
-    number and bytes are listed, because they result from training.
+    table: the center's own (a federation of one).  book: the codebook that it would be encoded by. Of weights
+    only number and bytes are listed, because they result from training.
     """
     training = method.training
     data = prepare(table, seed, book, standardise=training.standardise, splines=training.splines)
@@ -68,8 +62,7 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
 
 
 def _counts(names: tuple[str, ...], table: Federation, book: Codebook, seed: int) -> list[Value]:
-    """What is counted under masks: the first count, as it is; the others are of bins that follow from all
-    centers' totals."""
+    """What is counted under masks: the first count; others are of bins that follow from totals."""
     split = assign_splits(table, seed, book.shared_patients)
     values, start, rows = numeric_rows(table, split, names)
     patient = None if table.patient is None else table.patient[rows]
@@ -88,8 +81,7 @@ def _counts(names: tuple[str, ...], table: Federation, book: Codebook, seed: int
 
 
 def _sums(method: GlmExact, context: Context) -> list[Value]:
-    """The sums of a regression at coefficients of zero, which all begin with; later ones follow from all
-    centers' totals."""
+    """The sums of a regression at zero coefficients, where all begin; later ones follow from totals."""
     state = method.init(context)
     sums = method.upload(context, state, 1).values[0].tolist()
     names = ("the intercept", *context.data.columns)
@@ -103,11 +95,6 @@ def _sums(method: GlmExact, context: Context) -> list[Value]:
 
 def _uploads(method: CoordinatedMethod, context: Context) -> list[Value]:
     """The upload of the first exchange, by its number of values; later ones follow from the broadcasts."""
-    context = with_derived(method, context)
     upload = method.upload(context, method.init(context), 1)
-    entries = float(len(upload.messages[0].values))
-    return [
-        Value(
-            "scores", f"upload to the coordinator, {upload.messages[0].size} bytes", entries, "every exchange"
-        )
-    ]
+    about = f"upload to the coordinator, {upload.messages[0].size} bytes"
+    return [Value("scores", about, float(len(upload.messages[0].values)), "every exchange")]

@@ -1,13 +1,9 @@
 """Peer methods: how centers rank peers, and what they do with the models that arrive.
 
-How centers are linked (:attr:`Method.kind`):
-
-* ``mutual``: a center ranks peers and answers their proposals (``rank_peers``); partners exchange models;
-* ``pull``: a center requests the models of the first peers in its ranking, up to its capacity;
-* ``graph``: the transfers follow from the seed (``transfers``), and every center can compute them.
-
-Centers send the shared layers of their trained models through the method's wire and, optionally, one number
-(``note``). The driver sends, encodes, decodes and counts.
+How centers are linked (:attr:`Method.kind`): ``mutual``, a center ranks peers and answers their proposals
+(``rank_peers``), and partners exchange models; ``pull``, it requests the models of the first in its ranking;
+``graph``, transfers follow from the seed (``transfers``). Centers send the shared layers of their trained
+models and, optionally, one number (``note``); the driver sends, encodes, decodes and counts.
 
 A center's coalition is a subset of its partners; its model is the average of its own trained weights (exact)
 and its partners' weights as they arrived, on the shared columns; the private layers are its own.
@@ -35,9 +31,8 @@ from abps.models.metrics import Segments, labels_of
 class Preferences:
     """The preferences of the centers, before any proposal.
 
-    rankings: for every center, the peers that it would ask, best first; whoever has a place left accepts.
-    plan: the matching itself, where it follows from more than rankings.
-    trail: the audit trail of a matching, or of pulls, which are all granted.
+    rankings: for every center, the peers that it would ask, best first.  plan: the matching itself, where it
+    follows from more than rankings.  trail: the audit trail of a matching, or of pulls (all granted).
     publishing: entries that every center publishes in this round.
     """
 
@@ -49,11 +44,10 @@ class Preferences:
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What arrived in a round.
+    """receiver, sender: (transfers,) the row of the receiver, which is here, and the sender's member index.
 
-    receiver, sender: (transfers,) the row of the receiver, which is here, and the sender's member index.
     arrived: (n, shared) each sender's model as its receivers decode it (undefined where no center here
-    received it).  notes: (n,) the senders' notes.  preferences: those that led to the transfers.
+    received it).  notes: (n,) of the senders.  preferences: those that led to the transfers.
     """
 
     receiver: Ints
@@ -71,10 +65,8 @@ class Received:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """The state after an exchange.
-
-    answers: the new models' predictions for their owners' validation and test rows, if they were computed.
-    """
+    """The state after an exchange, and the new models' predictions for their owners' validation and test
+    rows, if they were computed."""
 
     state: Any
     answers: tuple[Segments, Segments] | None = None
@@ -142,13 +134,11 @@ Score = Callable[[Segments, Segments], Floats]
 
 
 def flat(lists: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Lists side by side, and the length of each."""
     counts = np.array([len(each) for each in lists], dtype=np.int64)
     return np.concatenate([np.zeros(0, dtype=np.int64), *lists]), counts
 
 
 def coalition(peers: Ints, mask: int) -> Ints:
-    """The peers whose bit is set."""
     return peers[[p for p in range(len(peers)) if mask >> p & 1]]
 
 
@@ -162,8 +152,7 @@ def coalitions(who: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class MixResult:
-    """models: (r, P) every center's average with all of its partners.  validation, test: the predictions of
-    these for their owners' rows."""
+    """models: (r, P) averages with all partners.  validation, test: their predictions for owners' rows."""
 
     models: Weights
     validation: Segments
@@ -172,11 +161,8 @@ class MixResult:
 
 @dataclass(frozen=True, eq=False)
 class PartnerExchange:
-    """What the centers here have to mix in a round.
-
-    trained: (r, P) own models.  arrived: (n, shared) what each member's partners received from it.
-    weights: (n,) of the members in averages.  partners: of every center here, by member index.
-    """
+    """What is mixed.  trained: (r, P).  arrived: (n, shared) what each member's partners received.
+    weights: (n,) of members in averages.  partners: of every center here, by member index."""
 
     context: Context
     trained: Weights
@@ -185,7 +171,6 @@ class PartnerExchange:
     partners: Sequence[Ints]
 
     def mix(self) -> MixResult:
-        """Average every center here with its partners."""
         data = self.context.data
         parts = mixtures(np.arange(self.context.n), *flat(self.partners), self.weights)
         models, answers = self.context.learner.settle(self.trained, self.arrived, parts, data.held_out)
@@ -202,11 +187,9 @@ class PartnerExchange:
 def shapley_credit(
     exchange: PartnerExchange, mixed: MixResult, score: Score, t: int, permutations: int, tolerance: float
 ) -> tuple[Ints, Ints, Floats]:
-    """(center, peer, phi) the Shapley value of every partner for the score of a center's model.
-
-    center: rows.  peer: member indices. Exact up to five partners; sampled above, with so many permutations
-    per center, each cut off within ``tolerance`` of the whole.
-    """
+    """(center, peer, phi) the Shapley value of every partner (member index) for the score of a center's (row)
+    model: exact up to five partners, above sampled with so many permutations, each cut off within
+    ``tolerance`` of the whole."""
     partners = exchange.partners
     whole = score(mixed.validation, labels_of(exchange.context.data.validation))
     degree = np.array([len(mine) for mine in partners], dtype=np.int64)
@@ -229,7 +212,6 @@ def shapley_credit(
 def _sampled(
     exchange: PartnerExchange, many: Ints, score: Score, t: int, permutations: int, tolerance: float
 ) -> list[Floats]:
-    """Sampled Shapley values of the partners of each center in ``many``."""
     context, found = exchange.context, [np.zeros(0)] * len(many)
 
     def sample(k: int) -> None:

@@ -1,8 +1,8 @@
 """Proposals: who works with whom by beliefs, and the audit trail of a round of proposals.
 
-Compiled code evaluates a pair when a center comes to it: all peers that were never observed have the prior's
+Compiled code evaluates a pair when a center comes to it: peers that were never observed share the prior's
 score and follow each other in the order of the tie-break, a keyed permutation that can be evaluated at single
-places. So a round takes about n log n looks, and no more memory than the observed pairs.
+places. A round takes about n log n looks, and no more memory than the observed pairs.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _ACCEPTED, _FULL, _FILTERED, _DECLINED = (int(answer) for answer in Answer)
 
 
 class _View(NamedTuple):
-    """Everything that the preferences of all centers follow from, as compiled code takes it.
+    """What the preferences of all centers follow from, as compiled code takes it.
 
     table: (n, n) candidates, or (0, 0): everybody is one; group: (n,) or (0,): only peers of the same group.
     start, peer, score: the observed pairs of center i are start[i] to start[i + 1].
@@ -107,7 +107,6 @@ def _score(view: _View, i: int, j: int) -> float:
 
 @compiled
 def _eligible(view: _View, i: int, j: int) -> bool:
-    """Is j in the ranking of i?"""
     if view.proposer_check and _score(view, i, j) < view.tau:
         return False
     return _admits(view.table, view.group, i, j)
@@ -239,9 +238,7 @@ def match_by_beliefs(
     config: Selection, beliefs: Beliefs, candidates: Candidates, mutual: bool, keys: RoundKeys
 ) -> MatchingPlan:
     """One round of proposals among all centers; mutual: the receiver's goal must admit the proposer too.
-
-    Above :data:`LISTED_UP_TO` centers the plan lists the accepted proposals only; ``asked`` counts all.
-    """
+    Above :data:`LISTED_UP_TO` centers the plan lists accepted proposals only; ``asked`` counts all."""
     n, kappa = beliefs.n, config.kappa
     view = _view(config, beliefs, candidates, mutual, keys)
     load, partner = np.zeros(n, dtype=np.int64), np.full((n, kappa), _NOBODY)
@@ -289,10 +286,7 @@ def _view(
 def rank_by_beliefs(
     context: Context, config: Selection, beliefs: Beliefs, mutual: bool, t: int
 ) -> Preferences:
-    """The matching by beliefs; ``context.derived`` has the candidate sets.
-
-    mutual: the receiver's goal must admit the proposer, too.
-    """
+    """The matching by beliefs; ``context.derived`` has the candidate sets."""
     keys = RoundKeys(context.ids, context.seed, t, context.horizon)
 
     def trail(plan: MatchingPlan) -> Decisions:
@@ -313,7 +307,6 @@ _REASONS = np.array([rest.words or None for rest in Rest], dtype=object)
 
 
 def repeat_word(word: str | None, count: int) -> Words:
-    """(count,) one word."""
     return np.full(count, word, dtype=object)
 
 

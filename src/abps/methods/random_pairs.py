@@ -35,11 +35,9 @@ class RandomPairs(PeerMethod):
 
     @property
     def capacity(self) -> int:
-        """κ."""
         return self.kappa
 
     def derived(self, context: Context) -> Candidates:
-        """All peers, or those of the same group."""
         return Candidates(group=group_numbers(context.data.groups) if self.candidates == "group" else None)
 
     def begin(self, context: Context, state: Models, t: int, alone: bool) -> Callable[[], Models]:
@@ -55,7 +53,6 @@ class RandomPairs(PeerMethod):
     def learn(
         self, context: Context, state: Models, trained: Models, received: Received, t: int
     ) -> StepResult:
-        """Average with the partners."""
         weights, partners = shares(context.sizes(), self.weighting), received.partners(context.r)
         mixed = PartnerExchange(context, trained.models, received.arrived, weights, partners).mix()
         return StepResult(Models(mixed.models), answers=(mixed.validation, mixed.test))

@@ -1,9 +1,8 @@
 """References: what a hospital, a data lake or a federated regression would give, fitted as well as it can be.
 
 ``local`` and ``centralized`` are the paper's network alone and on pooled rows. The others stand beside every
-comparison, because a gain over a weak model is none: ``local-best`` is what a hospital has without anybody;
-``pooled-best`` what all rows in one place would give; ``glm-exact`` the federated regression that clinical
-networks use today.
+comparison, because a gain over a weak model is none: ``local-best`` is what a hospital has by itself,
+``pooled-best`` what all rows in one place would give, ``glm-exact`` today's federated regression.
 """
 
 from __future__ import annotations
@@ -47,19 +46,15 @@ class Centralized(Method):
     """Pools the rows that each center standardised by itself: the features the federation sees."""
 
     def init(self, context: Context) -> Models:
-        """One model (1, P), the common start."""
         return Models(context.learner.start[None].copy())
 
     def derived(self, context: Context) -> Learner:
-        """The learner that sees all rows."""
         return context.learner.on(pool(context.data))
 
     def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
-        """The local epochs of a round, on all rows at once."""
         return Models(context.derived.train(state.models, t))
 
     def logits(self, context: Context, state: Models, rows: Rows) -> Segments:
-        """The one model on every center's own rows."""
         return context.learner.logits(repeated(state.models, context.n), rows)
 
 
@@ -79,22 +74,17 @@ class Fitted:
 @dataclass(frozen=True)
 class TableReference(Method):
     """Regressions and boosted trees, stacked by cross-validation over patients and fitted to training and
-    validation rows (:mod:`abps.models.tabular`), in one round.
-
-    Of validation rows it gives predictions by models that have not seen them, so that thresholds and
-    calibration are honest.
-    """
+    validation rows (:mod:`abps.models.tabular`), in one round. Of validation rows it gives predictions by
+    models that have not seen them, so that thresholds and calibration are honest."""
 
     stop: Stopping = field(default_factory=lambda: Stopping(rounds=1))
 
     fitted: ClassVar[bool] = True
 
     def init(self, context: Context) -> Fitted:
-        """Nothing yet."""
         return Fitted()
 
     def train(self, context: Context, state: Fitted, t: int, alone: bool) -> Fitted:
-        """Fit, once."""
         return state if state.tables else Fitted(self.fit(context))
 
     def fit(self, context: Context) -> tuple[TableModel, ...]:
@@ -102,7 +92,6 @@ class TableReference(Method):
         raise NotImplementedError
 
     def logits(self, context: Context, state: Fitted, rows: Rows) -> Segments:
-        """Every center's rows by its model, or by the one of all."""
         data, models = context.data, state.tables
         if rows is data.validation:
             of_own = np.concatenate([model.held_out for model in models])
@@ -117,7 +106,6 @@ class TableReference(Method):
 
 
 def _answers(z: Floats) -> Floats:
-    """(rows,) or (rows, outputs) of several."""
     return z[:, 0] if z.shape[1] == 1 else z
 
 
@@ -126,7 +114,6 @@ class LocalBest(TableReference):
     """The best that every center can do with its own rows."""
 
     def fit(self, context: Context) -> tuple[TableModel, ...]:
-        """Every center's own."""
         own = context.data.own
         found: list[TableModel] = [None] * len(own.sizes)  # type: ignore[list-item]
 
@@ -146,7 +133,6 @@ class PooledBest(TableReference):
     training: Training = field(default_factory=lambda: Training(standardise="common"))
 
     def fit(self, context: Context) -> tuple[TableModel, ...]:
-        """One model for all."""
         own = context.data.own
         x, y = own.x.astype(np.float64), own.y.astype(np.float64)
         return (fit_table(x, y, own.patient, context.seed, own.outcome, context.learner.each),)
@@ -154,9 +140,8 @@ class PooledBest(TableReference):
 
 @dataclass(frozen=True, eq=False)
 class RegressionState(Models):
-    """models: (r, columns + 1) the coefficients that centers sum at, the intercept last, as linear models
-    have it.  w: (1 + columns,) the same, the intercept first.  base, before: the coefficients from which the
-    last step was taken, and the loss there.  penalty: by evidence.  done: w is final."""
+    """models: (r, columns + 1) the coefficients, the intercept last.  w: (1 + columns,) the same, it first.
+    base, before: the coefficients before the last step, and the loss there.  penalty: by evidence."""
 
     w: Floats
     base: Floats
@@ -169,11 +154,9 @@ class RegressionState(Models):
 class GlmExact(CoordinatedMethod):
     """The pooled ridge regression from sums: each exchange one Newton step, all centers' X'WX and gradient.
 
-    The penalty maximises the evidence of all rows, for which the sums of a Newton step suffice. The steps end
-    when one would lower the loss by less than :data:`NEGLIGIBLE_GAIN`.
-
-    With a minimum cell size a center leaves out yes/no columns that have a small cell with the outcome, and
-    everything if it has fewer rows of an outcome: its sums are those of its rows with zeros there.
+    The penalty maximises the evidence of all rows. Steps end when one would lower the loss by less than
+    :data:`NEGLIGIBLE_GAIN`. With a minimum cell size a center leaves out yes/no columns that have a small
+    cell with the outcome, and everything if it has fewer rows of an outcome: its sums have zeros there.
     """
 
     only_binary: ClassVar[str] = "its sums are those of a logistic regression; leave it out"
@@ -194,18 +177,14 @@ class GlmExact(CoordinatedMethod):
             )
 
     def sums_only(self, t: int) -> bool:
-        """Always."""
         return True
 
     def finished(self, state: RegressionState) -> bool:
-        """Whether the coefficients are final."""
         return state.done
 
     def derived(self, context: Context) -> tuple[Rows, NDArray[np.bool_]]:
-        """Training rows as sums may include them, and (centers,) which centers send zeros.
-
-        With a minimum cell size, columns with a small cell at a center are zero there.
-        """
+        """Training rows as sums may include them (columns with a small cell are zero), and (centers,) which
+        centers send zeros."""
         data, train = context.data, context.data.train
         if not data.min_cell:
             return train, np.zeros(data.size, dtype=bool)
@@ -214,19 +193,16 @@ class GlmExact(CoordinatedMethod):
         return replace(train, x=x), few
 
     def init(self, context: Context) -> RegressionState:
-        """All zero."""
         zero = np.zeros(1 + context.data.width)
         return RegressionState(np.zeros((context.r, len(zero)), dtype=np.float32), zero, zero)
 
     def upload(self, context: Context, state: RegressionState, t: int) -> Upload:
-        """The sums at the coefficients."""
         train, few = context.derived
         sums = message(train, state.w)
         sums[few] = 0.0
         return Upload.encode(list(sums), [(Field("single", sums.shape[1]),)] * len(sums))
 
     def aggregate(self, context: Context, state: RegressionState, uploads: Floats, t: int) -> Broadcast:
-        """The next coefficients, and what all need to go on."""
         after = self.step(state, np.nansum(uploads, axis=0))
         values = np.concatenate([after.w, after.base, [after.before, after.penalty, after.done]])
         return Broadcast(NumberList.of(values, (Field("single", len(values)),)))
@@ -246,7 +222,6 @@ class GlmExact(CoordinatedMethod):
     def apply_broadcast(
         self, context: Context, state: RegressionState, broadcast: Broadcast, t: int
     ) -> RegressionState:
-        """The coefficients to go on with."""
         values, width = broadcast.common.values, len(state.w)
         if len(values) != 2 * width + 3:
             raise ValueError("no coefficients of such a regression")
@@ -255,7 +230,6 @@ class GlmExact(CoordinatedMethod):
         return RegressionState(models, w, base, float(before), float(penalty), bool(done))
 
     def logits(self, context: Context, state: RegressionState, rows: Rows) -> Segments:
-        """The one regression on all rows."""
         return Segments(with_intercept(rows.x) @ state.w, rows.start)
 
 
@@ -276,7 +250,6 @@ def releasable_columns(data: Prepared) -> tuple[NDArray[np.bool_], NDArray[np.bo
     for i in range(data.size):
         mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
         events = data.outcome.events(rows.y[mine]).astype(np.float64)
-        shown[i] = without_small(rows.x[mine].astype(np.float64), events, int(data.min_rows[i]), groups).any(
-            axis=0
-        )
+        x, least = rows.x[mine].astype(np.float64), int(data.min_rows[i])
+        shown[i] = without_small(x, events, least, groups).any(axis=0)
     return np.asarray(few), shown

@@ -48,7 +48,6 @@ class Regression(SumStudy):
             object.__setattr__(self, "training", replace(self.training, standardise="own"))
 
     def needed(self, book: Codebook) -> tuple[str, ...]:
-        """The columns of the formula."""
         return formula_of(book, self.formula).columns
 
     def likelihood(self, kind: str) -> str:
@@ -62,7 +61,6 @@ class Regression(SumStudy):
         return self.family or offered[0]
 
     def inputs(self, data: Prepared) -> list[tuple[Schema, HospitalRows]]:
-        """The common design, and the complete rows of every center."""
         kind = data.outcome.kind
         self.likelihood(kind)
         assert data.book is not None and data.source is not None
@@ -70,12 +68,10 @@ class Regression(SumStudy):
         return [(schema, complete(data.source, center, schema, kind)) for center in range(data.size)]
 
     def used(self, data: Prepared) -> NDArray[np.bool_]:
-        """The complete rows."""
         assert data.book is not None and data.source is not None
         return complete_rows_of(data.source, book_schema(data.book, self.formula))
 
     def program(self, given: tuple[Schema, HospitalRows], data: Prepared) -> SumProgram[Fit]:
-        """The fit of one center, which ends with that of all."""
         family, (schema, rows) = LIKELIHOODS[self.likelihood(data.outcome.kind)], given
         return program(rows, schema.names, family, self.intercepts, self.clustered, data.min_cell)
 
@@ -93,7 +89,6 @@ def book_schema(book: Codebook, formula: str) -> Schema:
 
 
 def _knots(book: Codebook, column: str, df: int) -> tuple[float, ...]:
-    """Knots at the agreed quantiles."""
     if book.statistics is None or not book.statistics[column].quantiles:
         raise RequestError(
             f"spline({column}, {df}): the codebook has no quantiles of it; use the column as it is"

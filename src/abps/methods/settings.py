@@ -95,10 +95,7 @@ def configure(
 
 
 def with_model(config: Method, model: str | ModelFactory) -> Method:
-    """The configuration with another model, trained as suits it.
-
-    Where a method keeps more layers private than the model has, all but one stay private.
-    """
+    """The configuration with another model, trained as suits it; at least one of its layers stays shared."""
     config = dataclasses.replace(config, training=config.training.suited(model))
     layers, wire = find_model(model).layers, getattr(config, "wire", None)
     if layers is not None and isinstance(wire, Wire) and wire.private_layers >= layers:
@@ -129,16 +126,12 @@ def read(text: str, kind: Any, name: str) -> Any:
     raise RequestError(f"{name}={text}: a value of type {wanted} is needed here")
 
 
-#: Words for yes and no.
-_WORDS: Final = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
-    ("false", "no", "off", "0"), False
-)
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def _as(text: str, kind: Any) -> Any:
-    """Text as a value of one type; ValueError if it is none."""
-    if kind is bool and text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if kind is bool and text.lower() in (*_YES, *_NO):
+        return text.lower() in _YES
     if kind is int or (kind is float and "nan" not in text.lower()):
         return kind(text)
     if kind is str or typing.get_origin(kind) is typing.Literal:

@@ -1,8 +1,7 @@
 """Star methods: what centers upload, what the server sends back, and what centers do with it.
 
 The server knows only the uploads and every sender's number of training rows. Between rounds it keeps what it
-sent last, as it arrived, and a memory of the method's own; the simulation or the coordinator of a real job
-stores both.
+sent last, as it arrived, and a memory of the method's own.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ Adding = Literal["size", "uniform"]
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """What a server remembers: what it sent last, as it arrived (nothing at first), and more.
-
-    seed, layout: of the study, which all know.
-    """
+    """What a server remembers: what it sent last, as it arrived, and more; the study's seed and layout."""
 
     last: tuple[Weights, ...] = ()
     memory: Any = None
@@ -74,7 +70,6 @@ class StarMethod(Method, ABC):
     kind = "star"
 
     def taking_part(self, context: Context, t: int) -> NDArray[np.bool_]:
-        """(n,) who takes part in round t."""
         chosen = np.ones(context.n, dtype=bool)
         if self.participation < 1:
             count = max(1, round(self.participation * context.n))
@@ -124,20 +119,16 @@ class StarMethod(Method, ABC):
 
 
 def star_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int], noted: bool) -> Traffic:
-    """Bytes of a round in which messages of these lengths go up and come down, and notes with the first.
-
-    An edge counts what goes up or, where more comes down, the mean of both ways.
-    """
+    """Bytes of a round in which messages of these lengths go up and come down, and notes with the first; an
+    edge counts what goes up or, where more comes down, the mean of both ways."""
     sent = centers * sum(frame_size(codec(line.codec), count) for count in up)
     back = centers * sum(frame_size(codec(line.codec), count) for count in down)
     return Traffic(max(sent, (sent + back + 1) // 2), sent + back, centers * CONTROL_MESSAGE * noted)
 
 
 def to_everyone(reply: Weights, trusted: Ints, n: int) -> Weights:
-    """(n, columns) own replies (senders, columns) for all n; who was not let in gets their mean.
-
-    trusted: (senders,) the places of the senders.
-    """
+    """(n, columns) own replies (senders, columns) for all n: who is not among ``trusted`` (senders,) gets
+    their mean."""
     if len(reply) == n:
         return reply
     everyone = repeated(reply.mean(0), n).copy()
@@ -146,7 +137,6 @@ def to_everyone(reply: Weights, trusted: Ints, n: int) -> Weights:
 
 
 def with_notes(sent: tuple[Weights, ...], notes: Floats) -> tuple[Weights, ...]:
-    """Messages, and the numbers beside them."""
     return (*sent, notes.astype(np.float32))
 
 
@@ -160,15 +150,11 @@ def rows_of(chosen: NDArray[np.bool_], new: Any, old: Any) -> Any:
     return new
 
 
-# ---------------------------------------------------------------- masked rounds
-
-
 def masked_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int]) -> Traffic:
     """Bytes of a round: messages of these lengths go up in one masked sum, and come down in clear."""
     plain = star_cost(line, centers, (), down, False)
     sent = masked_bytes(centers, sum(up))
-    edge = max(sent, (sent + plain.directed + 1) // 2)
-    return Traffic(edge, sent + plain.directed)
+    return Traffic(max(sent, (sent + plain.directed + 1) // 2), sent + plain.directed)
 
 
 def summands(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> Floats:

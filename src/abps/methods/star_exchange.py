@@ -1,7 +1,7 @@
 """FedAvg between sites: the server's part as an exchange of masked sums.
 
-A server that needs nothing but the sum of what centers send needs no machine of its own. Every member uploads
-its summand, and does for itself what the server would do with the sum.
+A server that needs only the sum of what centers send needs no machine of its own: every member uploads its
+summand, and does for itself what the server would do with the sum.
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,11 +30,9 @@ class StarExchange(CoordinatedMethod):
     star: FedAvg = field(default_factory=FedAvg)
 
     def sums_only(self, t: int) -> bool:
-        """Always."""
         return True
 
     def init(self, context: Context) -> StarState:
-        """The common start."""
         return StarState(context.common_start())
 
     def upload(self, context: Context, state: StarState, t: int) -> Upload:

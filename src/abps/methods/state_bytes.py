@@ -1,7 +1,6 @@
 """Any state as bytes and back: a frozen dataclass of arrays, numbers, words and more of the same.
 
-MessagePack with arrays as type, shape and bytes: nothing that could be executed. Reading follows the types
-that the dataclasses declare.
+MessagePack with arrays as type, shape and bytes: nothing that could be executed. Types are as declared.
 """
 
 import dataclasses
@@ -35,10 +34,7 @@ def _plain(value: Any) -> Any:
 
 
 def thaw(kind: type, data: bytes, **given: Any) -> Any:
-    """A state of the dataclass ``kind`` from bytes; given: the fields that were written elsewhere.
-
-    ``StateError`` if the bytes are none.
-    """
+    """A state of the dataclass ``kind`` from bytes; given: the fields that were written elsewhere."""
     hints = typing.get_type_hints(kind)
     try:
         content = msgspec.msgpack.decode(data)

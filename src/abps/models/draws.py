@@ -1,8 +1,7 @@
 """The random draws of local training: functions of a center's own streams.
 
-Which rows a center sees at which step, which units it drops, the noise of weights and of private steps. All
-are hashed from (seed, center, round, place), for many centers at once, so a center draws the same alone as
-among others.
+All are hashed from (seed, center, round, place), for many centers at once, so a center draws the same alone
+as among others.
 """
 
 import math
@@ -33,11 +32,7 @@ def shares(sizes: Ints, cores: int) -> list[Ints]:
 
 
 def row_orders(seed: int, centers: Keys, round: int, sizes: Ints, epochs: int) -> Ints:
-    """(epochs, m, rows of the largest) the order in which centers visit their rows; theirs come first.
-
-    An epoch is cut into batches, the last one shorter (never left out: a center with fewer rows than a batch
-    still learns).
-    """
+    """(epochs, m, rows of the largest) the order in which centers visit their rows; theirs come first."""
     row = np.arange(int(sizes.max()), dtype=np.uint64)
     epoch = np.arange(epochs, dtype=np.uint64)[:, None, None] << np.uint64(32)
     keys = streams.bits(seed, "batches", round, centers[:, None], epoch + row)
@@ -54,7 +49,6 @@ class DropSite:
 
     @property
     def units(self) -> int:
-        """Units per row."""
         return math.prod(self.shape)
 
     @property
@@ -69,10 +63,9 @@ def random_units(
     """(rows, units) random bit patterns read as floats; a unit is dropped where its own is at most the site's
     limit.
 
-    Rows come in blocks of sixteen, so that a row's draws do not depend on how many rows there are. The place
-    of a unit in them, itself well mixed, is shifted by one half of a stream's 64-bit key, folded and
-    multiplied by the other half: as random as dropout masks need (tested). The other eight rows of a block
-    get this word times the golden ratio, the multiplier of which upper halves say least about each other.
+    Rows come in blocks of sixteen, so that a row's draws do not depend on how many there are. The well-mixed
+    place of a unit is shifted by one half of a 64-bit key, folded and multiplied by the other half: as random
+    as dropout masks need (tested). The other eight rows of a block get this word times the golden ratio.
     """
     blocks = -(-rows // 16)
     key = int(streams.bits(seed, "dropout", round, np.uint64(center), step << 8 | site))
@@ -84,11 +77,8 @@ def random_units(
 
 
 def drop_limit(rate: float) -> float:
-    """The float x such that a share ``rate`` of all 32-bit patterns, read as floats, is at most x.
-
-    Patterns that are not a number (1 in 256) compare false and so are kept; negative floats order
-    downwards.
-    """
+    """The float x such that a share ``rate`` of all 32-bit patterns, read as floats, is at most x; patterns
+    that are no number (1 in 256) compare false and are kept; negative floats order downwards."""
     wanted, negative = round(rate * 2**32), 0x7F800001  # negative numbers: minus zero to minus infinity
     bits = 0x80000000 | negative - wanted if wanted < negative else min(wanted - negative, 0x7F800000)
     return float(np.uint32(bits).view(np.float32))
@@ -98,10 +88,8 @@ def kept_units(
     seed: int, center: int, round: int, step: int, rows: int, sites: tuple[DropSite, ...]
 ) -> list[NDArray[np.bool_]]:
     """One center's masks at a step: for every dropout site (rows, units), is the unit kept?"""
-    return [
-        ~(random_units(seed, center, round, step, k, rows, site.units) <= site.limit)
-        for k, site in enumerate(sites)
-    ]
+    where = seed, center, round, step
+    return [~(random_units(*where, k, rows, site.units) <= site.limit) for k, site in enumerate(sites)]
 
 
 def weight_keys(seed: int, centers: Keys, round: int, steps: NDArray[np.uint64]) -> Keys:
@@ -126,9 +114,7 @@ def private_rows(
 
 
 def normals(keys: Keys, count: int) -> NDArray[np.float32]:
-    """(m, count) standard normal numbers of random keys (m,).
-
-    A random word's upper 24 bits choose one of as many parts of equal probability, and its middle is taken.
-    """
+    """(m, count) standard normal numbers of random keys (m,): a word's upper 24 bits choose one of as many
+    parts of equal probability, of which the middle is taken."""
     part = (streams.words(keys, count) >> np.uint32(8)).astype(np.float64)
     return (erfinv((part - 2.0**23 + 0.5) / 2.0**23) * math.sqrt(2.0)).astype(np.float32)

@@ -1,13 +1,10 @@
 """Outcome families: loss, score and information of one row, for every kind of outcome.
 
 A linear predictor has one or several *outputs* per row; a model has *terms*, each a coefficient per column,
-and a fixed matrix ``mix`` (terms, outputs) turns terms into outputs. A binary outcome has one term and one
-output; K classes have K of each; hazards over a time grid have one output per interval and two terms, a
-constant effect and one that changes linearly over time.
-
-A family answers three questions about outputs z (rows, outputs) and outcomes y (rows,):
-the loss (negative log-likelihood up to a constant), its negative derivative, and the information that the
-terms have. The hierarchical model in :mod:`abps.models.hierarchical` needs nothing else.
+and a fixed matrix ``mix`` (terms, outputs) turns terms into outputs: one of each for a binary outcome, K of
+each for K classes; hazards over a time grid have one output per interval and two terms, a constant effect and
+one that changes linearly over time. A family has, for outputs z (rows, outputs) and outcomes y (rows,), the
+loss (negative log-likelihood up to a constant), its negative derivative, and the information of the terms.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +31,6 @@ def sigmoid(z: Floats) -> Floats:
 
 
 def softplus(z: Floats) -> Floats:
-    """log(1 + exp(z))."""
     return np.asarray(np.logaddexp(0.0, z))
 
 
@@ -45,9 +41,8 @@ def log_loss(z: Floats, y: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Family(ABC):
-    """What a model asks of an outcome.
+    """mix: (terms, outputs).  baseline: (outputs,) outputs of a model that knows nothing.
 
-    mix: (terms, outputs).  baseline: (outputs,) outputs of a model that knows nothing.
     dispersion_factor: the loss has a scale of its own, estimated by the mean loss times this; 0: it has none.
     """
 
@@ -73,15 +68,12 @@ class Bernoulli(Family):
     """An event or none: logistic regression."""
 
     def loss(self, z: Floats, y: Floats) -> Floats:
-        """Log-loss."""
         return log_loss(z[:, 0], y)
 
     def residual(self, z: Floats, y: Floats) -> Floats:
-        """Outcome minus probability."""
         return np.asarray(y[:, None] - sigmoid(z))
 
     def information(self, z: Floats, y: Floats) -> Floats:
-        """Variance of the outcome."""
         chance = sigmoid(z[:, 0])
         return np.asarray(np.maximum(chance * (1.0 - chance), LEAST_INFORMATION)[:, None, None])
 
@@ -92,15 +84,12 @@ class Gaussian(Family):
     dispersion_factor = 2.0
 
     def loss(self, z: Floats, y: Floats) -> Floats:
-        """Half the squared error."""
         return np.asarray(0.5 * (y - z[:, 0]) ** 2)
 
     def residual(self, z: Floats, y: Floats) -> Floats:
-        """Error."""
         return np.asarray(y[:, None] - z)
 
     def information(self, z: Floats, y: Floats) -> Floats:
-        """One."""
         return np.ones((len(y), 1, 1))
 
 
@@ -108,19 +97,16 @@ class Multinomial(Family):
     """One of several classes: softmax, a term for every class."""
 
     def loss(self, z: Floats, y: Floats) -> Floats:
-        """Log-loss."""
         top = z.max(axis=1)
         whole = top + np.log(np.exp(z - top[:, None]).sum(axis=1))
         return np.asarray(whole - z[np.arange(len(y)), y.astype(np.int64)])
 
     def residual(self, z: Floats, y: Floats) -> Floats:
-        """Indicator of the class minus its probability."""
         chance = softmax(z)
         chance[np.arange(len(y)), y.astype(np.int64)] -= 1.0
         return -chance
 
     def information(self, z: Floats, y: Floats) -> Floats:
-        """Covariance of the indicators."""
         chance = softmax(z)
         found = -chance[:, :, None] * chance[:, None, :]
         diagonal = np.arange(z.shape[1])
@@ -135,10 +121,8 @@ def softmax(z: Floats) -> Floats:
 
 
 def at_risk(grid: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """(rows, outputs) whether a row of signed time reaches an interval, and whether it fails in it.
-
-    An event at an interval's end belongs to it; who was watched until its end lived through it.
-    """
+    """(rows, outputs) whether a row of signed time reaches an interval (whose end belongs to it), and whether
+    it fails in it."""
     time, event = np.abs(y)[:, None], ~np.signbit(y)[:, None]
     survived = (grid < time) | (~event & (grid <= time))
     begins = np.concatenate([[-np.inf], grid[:-1]])
@@ -148,26 +132,20 @@ def at_risk(grid: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Hazard(Family):
-    """Time to an event on a grid: log-odds to fail in each interval of those who reach it.
-
-    An outcome is a time; it is negative where observation ended without the event.
-    grid: (outputs,) ends of the intervals.
-    """
+    """Time to an event (negative where observation ended without) on a grid (outputs,) of intervals' ends:
+    log-odds to fail in each interval of those who reach it."""
 
     grid: Floats
 
     def loss(self, z: Floats, y: Floats) -> Floats:
-        """Sum of the intervals' log-losses."""
         risk, failed = at_risk(self.grid, y)
         return np.asarray((softplus(z) * risk - z * failed).sum(axis=1))
 
     def residual(self, z: Floats, y: Floats) -> Floats:
-        """Failure minus its probability, in intervals that a row reaches."""
         risk, failed = at_risk(self.grid, y)
         return np.asarray(failed - sigmoid(z) * risk)
 
     def information(self, z: Floats, y: Floats) -> Floats:
-        """Variances of the intervals, mixed to terms."""
         risk, _ = at_risk(self.grid, y)
         chance = sigmoid(z)
         variance = chance * (1.0 - chance) * risk

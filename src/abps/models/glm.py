@@ -1,7 +1,7 @@
 """The sums that a federated regression is made of: every center's part of gradient and curvature.
 
-Their totals over centers are those of the pooled rows, so Newton's method on them gives the pooled fit, and
-no row leaves a center. (DataSHIELD and vantage6 fit generalised linear models in this way.)
+Their totals are those of the pooled rows, so Newton's method on them gives the pooled fit, and no row leaves
+a center (as in DataSHIELD and vantage6).
 """
 
 import numpy as np
@@ -24,10 +24,8 @@ def message_size(width: int) -> int:
 
 
 def message(train: Rows, w: Floats) -> NDArray[np.float32]:
-    """(centers, numbers) what every center sends for the coefficients w (1 + columns,).
-
-    The upper half of X'WX, X'(p - y), the sum of losses, and rows.
-    """
+    """(centers, numbers) what every center sends for the coefficients w (1 + columns,): the upper half of
+    X'WX, X'(p - y), the sum of losses, and rows."""
     width = len(w)
     half = np.triu_indices(width)
     found = np.empty((len(train.sizes), message_size(width)), dtype=np.float32)

@@ -1,7 +1,6 @@
 """The parameters of models as one flat row per center.
 
-All centers' models together are a matrix (centers, parameters). Mixing is then row arithmetic, what
-stays private is a range of columns, and the optimiser is one pass over memory.
+All models are a matrix (centers, parameters): mixing is row arithmetic, what is private a range of columns.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every parameter sits in a flat row, and where each layer ends.
-
-    A layer is a module that owns parameters (weight and bias together), in the model's own order.
-    """
+    """Where every parameter sits in a flat row, and where each layer (a module with parameters) begins."""
 
     blocks: tuple[Block, ...]
     layer_names: tuple[str, ...]
@@ -91,14 +87,9 @@ def linear_layout(width: int, outcome: Outcome) -> Layout:
     """The layout of a linear model: coefficients of every term, then intercepts."""
     terms, outputs = outcome.mix.shape
     edge = terms * width
-    return Layout(
-        (
-            Block("terms.weight", (terms, width), 0, edge),
-            Block("intercept.value", (outputs,), edge, edge + outputs),
-        ),
-        ("terms", "intercept"),
-        (0, edge),
-    )
+    effects = Block("terms.weight", (terms, width), 0, edge)
+    intercepts = Block("intercept.value", (outputs,), edge, edge + outputs)
+    return Layout((effects, intercepts), ("terms", "intercept"), (0, edge))
 
 
 def linear_start(width: int, outcome: Outcome) -> Weights:

@@ -1,8 +1,7 @@
 """What a method may ask of the local learning of all centers, and which learner trains a model: compiled code
 where there is some, PyTorch for any other ``nn.Module``.
 
-Learners are imported where they are chosen: a site that fits linear models never loads PyTorch, and one that
-waits for a job loads no compiler.
+Learners are imported where they are chosen: a site that fits linear models never loads PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ from abps.models.metrics import Segments
 from abps.models.threads import Crew
 from abps.models.training import PLAIN, LocalRound, Objective, Training
 
+Ints = NDArray[np.int64]
+
 #: Mixtures that are in memory at a time, where only their answers are asked for; and pieces of them.
 MIXED_AT_ONCE, MIXED_PER_CALL = 512, 64
 
@@ -37,29 +38,23 @@ class Mixtures:
     other: (parts,) who else is in it, share: (parts,) with what share; model k owns start[k]:start[k+1].
     """
 
-    owner: NDArray[np.int64]
+    owner: Ints
     own: NDArray[np.float32]
-    other: NDArray[np.int64]
+    other: Ints
     share: NDArray[np.float32]
-    start: NDArray[np.int64]
+    start: Ints
 
     def __len__(self) -> int:
         return len(self.owner)
 
     def some(self, first: int, last: int) -> Mixtures:
-        """The models from the first to before the last."""
         these, start = slice(first, last), self.start[first : last + 1]
         inside = slice(start[0], start[-1])
         parts = self.other[inside], self.share[inside], start - start[0]
         return Mixtures(self.owner[these], self.own[these], *parts)
 
 
-def mixtures(
-    owner: NDArray[np.int64],
-    other: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    weights: NDArray[np.float32],
-) -> Mixtures:
+def mixtures(owner: Ints, other: Ints, counts: Ints, weights: NDArray[np.float32]) -> Mixtures:
     """Averages of ``owner[k]`` with its ``counts[k]`` others, by weights (n,)."""
     row = np.repeat(np.arange(len(owner)), counts)
     mine = weights[owner].astype(np.float64)
@@ -73,9 +68,8 @@ def mixtures(
 
 @dataclass
 class Learner(ABC):
-    """The local learning of all centers.
+    """secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
 
-    secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
     noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
     training rows beside training.  sharing: how many centers learn one model together, and share its penalty.
     start: (P,) the common start.  ids: (n,) the centers' stream ids.
@@ -106,11 +100,9 @@ class Learner(ABC):
 
     def look(self, rows: Rows) -> None:
         """Note that something was asked about rows; training rows are in ``train`` and in ``own``."""
-        self.looked |= any(np.may_share_memory(rows.y, mine.y) for mine in self._mine())
-
-    def _mine(self) -> tuple[Rows, ...]:
-        made = self.data.__dict__.get("own")  # computed when somebody asks for it
-        return (self.data.train,) if made is None else (self.data.train, made)
+        own = self.data.__dict__.get("own")  # computed when somebody asks for it
+        mine = (self.data.train,) if own is None else (self.data.train, own)
+        self.looked |= any(np.may_share_memory(rows.y, part.y) for part in mine)
 
     def decay(self) -> Weights:
         """(P,) the penalty of every parameter; intercepts of linear models have none."""
@@ -158,11 +150,10 @@ class Learner(ABC):
         return self.start_round(w, LocalRound(round, objective, columns, count))()
 
     def begin(self, w: Weights, round: int) -> Callable[[], Weights]:
-        """The same, while the caller does something else; the result waits for the models."""
         return self.start_round(w, LocalRound(round, PLAIN, slice(None), self.training.epochs))
 
     @abstractmethod
-    def logits(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+    def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
 
     def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
@@ -186,9 +177,7 @@ class Learner(ABC):
 
     def gradient(self, w: Weights, rows: Rows) -> Weights:
         """(n, P) gradient of every center's mean loss over all of its rows, no dropout; zero without rows.
-
-        Labels between 0 and 1 are allowed.
-        """
+        Labels between 0 and 1 are allowed."""
         self.look(rows)
         return self.plain.gradient(w, rows)
 
@@ -210,11 +199,8 @@ def learner_for(
     plain: bool = False,
     device: str = "cpu",
 ) -> Learner:
-    """The learner of a model.
-
-    secret: added to the seed of private noise.  plain: PyTorch and autograd for networks, one center at a
-    time: slow, and the oracle of compiled code.  device: where PyTorch computes.
-    """
+    """The learner of a model.  secret: added to the seed of private noise.  plain: PyTorch for networks, one
+    center at a time: slow, and the oracle of compiled code.  device: where PyTorch computes."""
     if training.optimizer == "newton" and training.linear and training.clip is None:
         from abps.models.newton import LinearLearner
 

@@ -1,9 +1,8 @@
 """Accuracy of many centers at once, for every outcome: ragged groups of scores.
 
-A metric is undefined (NaN) for a center whose rows are all of one class; means skip those and say how
-many were scored. Every outcome has a main score. Weights for censoring come from the training rows of all
-centers (counts that centers sum), up to the time at which one row in twenty was still watched: later, few
-rows would stand for many.
+A metric is undefined (NaN) for a center whose rows are all of one class; means skip those and say how many
+were scored. Weights for censoring come from the training rows of all centers, up to the time at which one row
+in twenty was still watched: later, few rows would stand for many.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Values of k groups side by side: group g owns values[start[g]:start[g+1]].
-
-    values: (rows,), or (rows, outputs) answers where an outcome asks for several.
-    outcome: of labels, what they are.
-    """
+    """Values (rows,) or (rows, outputs) of k groups side by side: g owns values[start[g]:start[g+1]]."""
 
     values: NDArray[np.float32] | NDArray[np.float64]
     start: NDArray[np.int64]
@@ -71,10 +66,7 @@ def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> Floa
 
 
 def auroc(scores: Segments, labels: Segments) -> Floats:
-    """(k,) area under the ROC curve; tied scores count half (midranks).
-
-    Of other outcomes the share of pairs in the right order (:func:`abps.models.outcomes.concordance`).
-    """
+    """(k,) area under the ROC curve, ties as half; of other outcomes the share of pairs in right order."""
     if not labels.outcome.binary:
         return outcomes.concordance(labels.outcome, scores.values, labels.values, scores.start)
     if len(scores) == 1:  # a hospital's own process: loading the compiler would take 120 MB of it
@@ -167,10 +159,8 @@ def _each(
     logits: Segments, labels: Segments, score: Callable[[Outcome, NDArray[Any], NDArray[Any]], float]
 ) -> Floats:
     """(centers,) a score of each center's rows; NaN without rows."""
-    groups = range(len(labels))
-    return np.array(
-        [score(labels.outcome, logits[i], labels[i]) if len(labels[i]) else np.nan for i in groups]
-    )
+    parts = ((logits[i], labels[i]) for i in range(len(labels)))
+    return np.array([score(labels.outcome, z, y) if len(y) else np.nan for z, y in parts])
 
 
 def _explained(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:

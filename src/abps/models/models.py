@@ -13,10 +13,7 @@ from abps.models.layout import Block, Layout, ModelFactory
 
 
 class MLP(nn.Module):
-    """The paper's network: linear layers with ReLU and dropout, one logit.
-
-    Input (rows, width), output (rows,).
-    """
+    """The paper's network: linear layers with ReLU and dropout, (rows, width) to one logit (rows,)."""
 
     def __init__(
         self,
@@ -57,16 +54,14 @@ class Intercept(nn.Module):
         self.value = nn.Parameter(start)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same, shifted."""
         return x + self.value
 
 
 class Linear(nn.Module):
-    """Logits (rows,) = inputs (rows, width) times coefficients, and an intercept; of an outcome with several
-    answers the terms (rows, terms) are mixed to answers (rows, outputs), each with an intercept.
+    """Logits (rows,) of inputs (rows, width); with several answers, terms mixed to (rows, outputs).
 
-    It starts at zero and has two layers, the coefficients and the intercept: with one private layer a center
-    keeps its own level of risk and shares what the columns mean.
+    It starts at zero and has two layers, coefficients and intercept: with one private layer a center keeps
+    its own level of risk and shares what the columns mean.
     """
 
     def __init__(self, width: int, outcome: Outcome = BINARY) -> None:

@@ -33,10 +33,7 @@ Ints = NDArray[np.int64]
 
 @dataclass
 class ModuleLearner(Learner):
-    """One center at a time, with a plain module, autograd and a plain optimiser.
-
-    device: where modules compute, by PyTorch's name.
-    """
+    """device: where modules compute, by PyTorch's name."""
 
     device: str = "cpu"
 
@@ -51,16 +48,13 @@ class ModuleLearner(Learner):
         self._model = FlatModule(module, width, outcome.outputs, self.device)
 
     def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1, one after the other: there is one module."""
         for k in range(count):
             work(k)
 
     def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
-        """Training that starts when its models are asked for."""
         return lambda: self._round(w, what)
 
     def _round(self, w: Weights, what: LocalRound) -> Weights:
-        """(n, P) the models after every center's local epochs."""
         objective, slopes = what.objective, self._batch_slopes
         if self.training.clip is not None:
             objective.check_private()
@@ -176,11 +170,8 @@ class ModuleLearner(Learner):
         return torch.cat([of_mean, of_spread * torch.sigmoid(raw)])
 
     def _private_slopes(self, i: int, what: LocalRound) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Center i's noisy gradients: every row's cut to a length, normal noise on their sum.
-
-        A row takes part by its own coin. One row, there or not, moves the sum by at most ``clip``: a step is
-        a sampled Gaussian mechanism.
-        """
+        """Center i's noisy gradients: every row, by its own coin, cut to the length ``clip``, normal noise on
+        their sum. One row moves the sum by at most ``clip``: a step is a sampled Gaussian mechanism."""
         t, rows, ids = self.training, self.data.train.only(i), self.ids[i : i + 1]
         steps, seed = t.private_steps(what.epochs), self.seed + self.secret
         used = draws.private_rows(seed, ids, what.number, steps, len(rows.y), t.sampling)[0]
@@ -191,7 +182,6 @@ class ModuleLearner(Learner):
             yield functools.partial(self._private_slope, x, y, np.flatnonzero(used[step]), noise)
 
     def _private_slope(self, x: Tensor, y: Tensor, used: Ints, noise: Tensor, w: Tensor) -> Tensor:
-        """The noisy gradient of the rows that take part, divided by their expected number."""
         t, model = self.training, self._model.at(w)
         assert t.clip is not None
 
@@ -207,7 +197,6 @@ class ModuleLearner(Learner):
         return (cut @ each + total) / (t.sampling * len(y))
 
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
-        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
         self.look(rows)
         owner = np.arange(len(w)) if owner is None else owner
         outputs = self.data.outcome.outputs
@@ -222,7 +211,6 @@ class ModuleLearner(Learner):
         return Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
 
     def gradient(self, w: Weights, rows: Rows) -> Weights:
-        """(n, P) gradient of every center's mean loss over all of its rows, no dropout; zero without rows."""
         self.look(rows)
         found = np.zeros((len(w), self.layout.size), dtype=np.float32)
         with one_thread():
@@ -233,13 +221,11 @@ class ModuleLearner(Learner):
         return found
 
     def representation(self, w: Weights, x: Weights) -> Weights:
-        """(b, units) the last hidden layer of a model (P,) on rows (b, d), no dropout."""
         with torch.no_grad():
             found: Tensor = self._model.at(self._tensor(w)).representation(self._tensor(x))
         return found.cpu().numpy()
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
-        """A copy for PyTorch, where it computes."""
         return torch.tensor(np.asarray(values, dtype=np.float32), device=self.device)
 
 
@@ -280,12 +266,11 @@ class _GivenDropout(nn.Module):
 class FlatModule:
     """A module whose weights and their gradient lie in one row each, and whose dropout masks are handed in.
 
-    w, slope: (P,), of which the module's parameters and their gradients are views.  sites: of every
-    ``nn.Dropout`` that a forward pass meets, what it drops.  shown: the last representation.
+    w, slope: (P,), of which parameters and gradients are views.  sites: of every ``nn.Dropout`` that a
+    forward pass meets.  shown: the last representation.
     """
 
     def __init__(self, module: nn.Module, width: int, outputs: int = 1, device: str = "cpu") -> None:
-        """Check what the module answers, and replace its dropout."""
         self.network = cast(Any, copy.deepcopy(module).eval())
         sites: dict[str, DropSite] = {}
 
@@ -336,8 +321,7 @@ class FlatModule:
         return self.network
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """(P,) the gradient of a loss at the present weights, until the next is asked for; zero where the
-        loss does not depend on a parameter."""
+        """(P,) the gradient of a loss at the present weights, until the next is asked for."""
         self.slope.zero_()
         loss.backward()
         return self.slope
@@ -359,8 +343,7 @@ def row_of(rows: Weights, i: int) -> Weights:
 def contrastive_gradient(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
     """Gradient of a row's contrastive loss with respect to z; near, far: of length one; all (..., units).
 
-    With e = z / |z| and d = far - near it is sigmoid(d.e / tau) / (tau |z|) times the part of d across e. A
-    representation of zero has no direction: zero.
+    With e = z / |z|, d = far - near: sigmoid(d.e / tau) / (tau |z|) times the part of d across e; 0 at z = 0.
     """
     size = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(1e-8)
     e, way = z / size, far - near

@@ -1,15 +1,13 @@
 """The paper's network, one center's whole round in one compiled function.
 
-What a center needs for a round (its weights, their moments, a batch and its hidden layers) fits into a
-core's own cache, if one center is trained to its end before the next begins. These functions do that, for
-one center after the other, without the interpreter's lock, so that a thread per core is all it takes. The
-matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
+What a center needs for a round (its weights, their moments, a batch and its hidden layers) fits into a core's
+cache if one center is trained to its end before the next begins; without the interpreter's lock, a thread per
+core is all it takes. Products are SciPy's BLAS; everything between two products is one pass over memory.
 
-The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
-classes. :class:`Rule`, :class:`Terms`, :class:`Drop` and :class:`Room` say what such a tuple holds.
-
-Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
-``widths`` are the layers' units, from the features to the one logit.
+The functions take plain tuples and arrays, because compiled code on disk must not depend on the names of
+classes: :class:`Rule`, :class:`Terms`, :class:`Drop` and :class:`Room` say what such a tuple holds. P
+parameters lie in the order of the module, weight (out, in) and bias (out,) of every layer; ``widths`` are the
+layers' units, from the features to the one logit.
 """
 
 from typing import NamedTuple
@@ -77,7 +75,6 @@ class Room(NamedTuple):
 
 
 def room(widths: Ints, batch: int) -> Room:
-    """Memory for batches of so many rows."""
     parameters, hidden = int(((widths[:-1] + 1) * widths[1:]).sum()), int(widths[1:].sum())
     rows = -(-batch // 16) * 16  # room for whole blocks of random words, and for rows added to whole fours
     sizes = [parameters] * 4 + [rows * int(widths[0]), batch, rows * hidden, rows * hidden]
@@ -105,7 +102,6 @@ def _draw(key, places, drawn, rows, units):
 
 @compiled
 def _activate(hidden, bias, rows, units):
-    """Add the bias, cut below zero."""
     zero = np.float32(0.0)
     for r in range(rows):
         row = hidden[r * units : (r + 1) * units]
@@ -115,7 +111,6 @@ def _activate(hidden, bias, rows, units):
 
 @compiled
 def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
-    """Add the bias, cut below zero, drop units and scale what is kept."""
     zero = np.float32(0.0)
     for r in range(rows):
         row = hidden[r * units : (r + 1) * units]
@@ -127,10 +122,8 @@ def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
 
 @compiled
 def _backwards(back, hidden, slope, rows, units, scale):
-    """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient.
-
-    A unit passes gradient where it was positive and kept, that is where its output is positive.
-    """
+    """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient; it
+    passes where a unit's output is positive."""
     zero = np.float32(0.0)
     slope[:] = zero
     for r in range(rows):
@@ -166,10 +159,8 @@ def _spread_back(error, last, back, rows, units):
 def _gradient(w, g, seats, widths, layers, dropped):
     """Gradient of the mean loss over a batch, written to ``g``.
 
-    seats: x, y, real.  layers: hidden, backward.  dropped: random words, rate, limit, keys and places.
-
-    real: how many of the rows x (rows, d) count; the others, zeros, only fill up what the products like.
-    hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
+    seats: x (rows, d), y, and how many rows count; the others, zeros, only fill up what the products like.
+    layers: room for hidden and backward.  dropped: random words, rate, limit, keys (layers,) and places.
     """
     x, y, real = seats
     hidden, backward = layers
@@ -315,10 +306,8 @@ def train(members, before, after, held, pace, widths, rule, terms, drop, room):
 
 @compiled
 def _finish(w, widths, rows, hidden, out):
-    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
-
-    rows: how many it has products for; out: logits of the first of them.
-    """
+    """Logits of one model from its first layer's products (of ``rows``), at the front of ``hidden``; out: of
+    the first of them."""
     units = widths[1]
     at, filled = units * widths[0], rows * units
     _activate(hidden[:filled], w[at : at + units], rows, units)
@@ -340,7 +329,7 @@ def _finish(w, widths, rows, hidden, out):
 
 @compiled
 def _fours(x, seats):
-    """Rows (b, d) with rows of zeros added to a multiple of four, which the matrix products like best."""
+    """Rows (b, d) with rows of zeros added to a multiple of four, which the products like best."""
     rows, d = x.shape
     if rows % 4 == 0:
         return x

@@ -1,8 +1,7 @@
 """Local training of the paper's network, compiled.
 
-Every center's model is a row of one matrix. One center's whole round runs in one compiled function, in the
-cache of one core; a thread per core takes center after center, each with single-threaded kernels: so the
-numbers do not depend on how many cores there are.
+One center's whole round runs in one compiled function, in the cache of one core; a thread per core takes
+center after center, each with single-threaded kernels: the numbers do not depend on how many cores there are.
 """
 
 import threading
@@ -44,10 +43,7 @@ class NetworkLearner(Learner):
         return np.array([self.data.width, *self.training.hidden, 1])
 
     def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:
-        """Let the centers train while the caller does something else; the result waits for their models.
-
-        Losses with other terms than those in the weights are PyTorch's.
-        """
+        """Training while the caller does something else; losses not in the weights alone are PyTorch's."""
         if not what.objective.simple:
             return self.plain.start_round(w, what)
         before, after = held(w), np.empty(w.shape, dtype=np.float32)
@@ -63,7 +59,6 @@ class NetworkLearner(Learner):
         return finish
 
     def _memory(self) -> network.Room:
-        """This thread's memory."""
         if not hasattr(self._rooms, "room"):
             rows = max(self.training.batch, network.ANSWERED_AT_ONCE)
             self._rooms.room = network.room(self.widths, rows)
@@ -75,12 +70,8 @@ class NetworkLearner(Learner):
         t, rows, ids = self.training, self.data.train, self.ids[members]
         sizes = rows.sizes[members]
         orders = draws.row_orders(self.seed, ids, what.number, sizes, what.epochs)
-        moves = network.Rule(
-            t.optimizer == "adam",
-            np.float32(t.lr),
-            np.float32(t.decay),
-            *what.columns.indices(before.shape[1])[:2],
-        )
+        moving = what.columns.indices(before.shape[1])[:2]
+        moves = network.Rule(t.optimizer == "adam", np.float32(t.lr), np.float32(t.decay), *moving)
         steps = what.epochs * -(-int(sizes.max()) // t.batch)
         terms = terms_of(what.objective, self.data.size, self.layout.size)
         drop = self._drop(ids, what.number, steps)
@@ -98,7 +89,6 @@ class NetworkLearner(Learner):
         return network.Drop(np.float32(rate), np.float32(limit), keys, self._places)
 
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
-        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
         self.look(rows)
         who = np.arange(len(w)) if owner is None else owner
         models, (values, start, pieces) = held(w), self._room(rows, who)

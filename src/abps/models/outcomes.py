@@ -1,7 +1,6 @@
 """What follows from an outcome: the loss of a row, what answers say, and how well they order rows.
 
-Losses are those of :mod:`abps.models.families`; :mod:`abps.models.modules` has them for automatic
-differentiation.
+Losses are those of :mod:`abps.models.families`; :mod:`abps.models.modules` has them for autograd.
 """
 
 from typing import Any
@@ -60,11 +59,8 @@ def concordance(outcome: Outcome, z: NDArray[Any], y: NDArray[Any], start: NDArr
     group has (one against the rest), Harrell's C, or the same for numbers. NaN where it is not defined."""
     if outcome.kind == "classes":
         chances = foretold(outcome, z)
-        each = [
-            areas(np.ascontiguousarray(chances[:, k]), (y == k).astype(np.float32), start)
-            for k in range(len(outcome.names))
-        ]
-        stacked = np.stack(each)
+        each = (np.ascontiguousarray(column) for column in chances.T)
+        stacked = np.stack([areas(c, (y == k).astype(np.float32), start) for k, c in enumerate(each)])
         known = np.isfinite(stacked)
         with np.errstate(invalid="ignore"):
             return np.asarray(np.where(known, stacked, 0.0).sum(axis=0) / known.sum(axis=0))

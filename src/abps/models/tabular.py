@@ -1,9 +1,8 @@
 """What a statistician fits to one table: regressions, straight and curved, and boosted trees, stacked.
 
 Candidates are a penalised regression, the same with splines of every number, and scikit-learn's histogram
-gradient boosting; each in a few strengths. Patients are left out in turn, and strengths, then candidates,
-are averaged by how well they predict rows that they have not seen: a choice by the smallest loss on a
-hundred rows is often luck. What is averaged are linear predictors.
+gradient boosting, each in a few strengths. Strengths, then candidates, are averaged (their linear predictors)
+by how well they predict patients left out: a choice by the smallest loss on a hundred rows is often luck.
 """
 
 import itertools
@@ -53,12 +52,8 @@ SIMPLEX_STEPS: Final = 10
 
 @dataclass(frozen=True, eq=False)
 class TableModel:
-    """A model of one table.
-
-    weights: of every candidate.
-    loss: mean loss on rows left out; NaN if there were too few events to leave any out.
-    held_out: (rows, outputs) predictors of the table's own rows, each by models that have not seen it.
-    """
+    """A model of one table.  weights: of every candidate.  loss: the mean on rows left out (NaN: too few
+    events to leave any out).  held_out: (rows, outputs) predictors by models that have not seen the row."""
 
     weights: dict[str, float]
     loss: float
@@ -113,10 +108,7 @@ def _boosting(outcome: Outcome, x: Floats, y: Floats) -> Candidate:
 
 
 class SplineBasis:
-    """Columns, and what cubic splines of the numbers among them add to a straight line.
-
-    Knots lie at quantiles of the given rows; outside they go on straight.
-    """
+    """Columns, and what cubic splines of the numbers (knots at quantiles) add to a straight line."""
 
     def __init__(self, x: Floats) -> None:
         from sklearn.preprocessing import SplineTransformer  # loaded where it is used: see above
@@ -140,11 +132,11 @@ class SplineBasis:
         if not self._parts:
             return x
         made = self._transformer.transform(x[:, self._bends])
-        bends = []
-        for column, spline, (straight, axes) in zip(
-            x[:, self._bends].T, np.split(made, len(self._parts), axis=1), self._parts
-        ):
-            bends.append((spline - np.column_stack([np.ones(len(column)), column]) @ straight) @ axes)
+        parts = zip(x[:, self._bends].T, np.split(made, len(self._parts), axis=1), self._parts)
+        bends = [
+            (spline - np.column_stack([np.ones(len(column)), column]) @ straight) @ axes
+            for column, spline, (straight, axes) in parts
+        ]
         return np.concatenate([x, *bends], axis=1)
 
 
@@ -156,11 +148,8 @@ def fit_table(
     outcome: Outcome = BINARY,
     each: Callable[[Callable[[int], None], int], None] | None = None,
 ) -> TableModel:
-    """The stacked model of a table.
-
-    each: runs work for 0..count-1, perhaps side by side. Where fewer than two patients have the event (or
-    none) nothing can be left out: the penalised regression alone.
-    """
+    """The stacked model of a table; the penalised regression alone where fewer than two patients have the
+    event (or none).  each: runs work for 0..count-1, perhaps side by side."""
     event = outcome.events(y)
     count = min(FOLDS, most_folds(patient, event))
     candidates = _candidates(x, y, outcome, event)
@@ -259,7 +248,6 @@ def _boosted(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[in
 
 
 def _stage(stages: Any, k: int) -> Floats:
-    """The k-th of a sequence of predictions."""
     return np.asarray(next(itertools.islice(stages, k - 1, None)))
 
 

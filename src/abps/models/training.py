@@ -1,12 +1,8 @@
 """Local training: models by name, settings, and what methods may add to the loss.
 
-``mlp`` is the paper's network. ``linear`` is a logistic regression on the encoded columns, ``gam`` one on
-smooth terms of them: an additive model. Anything else is a place in a module, ``package.module:FACTORY``, or
-in Python the factory itself: a function from the number of inputs to a ``torch.nn.Module``. Modules that
-build networks bring PyTorch along, so they are imported when a model is built.
-
-:func:`abps.models.learners.learner_for` chooses the learner: compiled code for the paper's network and for
-linear models, PyTorch for any other ``nn.Module``. All of them take and return NumPy arrays.
+``mlp`` is the paper's network, ``linear`` a logistic regression on the encoded columns, ``gam`` one on smooth
+terms of them: an additive model. Anything else is ``package.module:FACTORY`` or, in Python, the factory: a
+function from the number of inputs to a ``torch.nn.Module``. PyTorch is imported when such a model is built.
 """
 
 from __future__ import annotations
@@ -36,13 +32,9 @@ GRADIENT_DECAY = 0.01
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A kind of model.
-
-    build: a factory, from the layers (hidden units and dropout) that the settings ask for.
-    splines: whether numeric columns come as smooth terms.
-    linear: whether compiled code for linear models applies.  layers: how many layers it has, where that is
-    known.  training: settings that suit it, where they are not the paper's.
-    """
+    """A kind of model.  build: a factory, from hidden units and dropout.  splines: numeric columns as smooth
+    terms.  linear: compiled code for linear models applies.  layers: how many, where known.  training:
+    settings that suit it, where they are not the paper's."""
 
     build: Callable[[tuple[int, ...], float], ModelFactory]
     summary: str
@@ -65,25 +57,12 @@ def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
 
 
 #: Newton's method; the learning rate is that of private steps alone.
-_CONVEX = {
-    "optimizer": "newton",
-    "epochs": 16,
-    "lr": 0.15,
-    "weight_decay": None,
-    "standardise": "common",
-}
+_CONVEX = {"optimizer": "newton", "epochs": 16, "lr": 0.15, "weight_decay": None, "standardise": "common"}
 
 MODELS: Final[dict[str, ModelSpec]] = {
     "mlp": ModelSpec(_mlp, "the paper's network"),
     "linear": ModelSpec(_linear, "logistic regression, penalised", linear=True, layers=2, training=_CONVEX),
-    "gam": ModelSpec(
-        _linear,
-        "additive model of smooth terms, penalised",
-        splines=True,
-        linear=True,
-        layers=2,
-        training=_CONVEX,
-    ),
+    "gam": ModelSpec(_linear, "additive model of smooth terms, penalised", True, True, 2, _CONVEX),
 }
 
 
@@ -98,16 +77,11 @@ def _accepted(found: Any) -> ModelSpec | None:
 
 
 DOOR: Final = Registry(
-    "model",
-    "abps.models",
-    MODELS,
-    _accepted,
-    "a function from the number of inputs to a torch.nn.Module",
+    "model", "abps.models", MODELS, _accepted, "a function from the number of inputs to a torch.nn.Module"
 )
 
 
 def find_model(model: str | ModelFactory | ModelSpec) -> ModelSpec:
-    """A model by its name, or one's own."""
     if isinstance(model, str):
         if model == "gam+mlp":  # an alias for one release
             warnings.warn("model='gam+mlp' is gone; 'gam' is used instead", DeprecationWarning, stacklevel=2)
@@ -175,22 +149,19 @@ class Training:
 
     @property
     def decay(self) -> float:
-        """The penalty per row of training that does not look for evidence: by gradients, private or not."""
+        """The penalty per row of training by gradients, private or not."""
         return GRADIENT_DECAY if self.weight_decay is None else self.weight_decay
 
     @property
     def factory(self) -> ModelFactory:
-        """Builds the model for a number of inputs."""
         return find_model(self.model).build(self.hidden, self.dropout)
 
     @property
     def splines(self) -> bool:
-        """Whether the model looks at smooth terms of numeric columns."""
         return find_model(self.model).splines
 
     @property
     def linear(self) -> bool:
-        """Whether the model is linear in its inputs: such a process needs no PyTorch."""
         return find_model(self.model).linear
 
     @staticmethod
@@ -212,12 +183,11 @@ class Training:
 class Contrast:
     """A contrastive loss on representations (Li et al. 2021): near one frozen model's, away from another's.
 
-    For every row, with z the last hidden layer (after ReLU, before dropout) of the model in training,
+    Of a row whose last hidden layer (after ReLU, before dropout; frozen models have none) is z, with t = tau:
 
-        l = -log( e^(cos(z, z_near) / tau) / (e^(cos(z, z_near) / tau) + e^(cos(z, z_far) / tau)) ).
+        l = -log( e^(cos(z, z_near) / t) / (e^(cos(z, z_near) / t) + e^(cos(z, z_far) / t)) ).
 
-    The frozen models answer without dropout.  near, far: (P,) or (n, P) the frozen models.
-    strength: weight of the loss.  temperature: tau.
+    near, far: (P,) or (n, P).  strength: weight of the loss.  temperature: tau.
     """
 
     near: Weights
@@ -230,11 +200,8 @@ class Contrast:
 class GaussianWeights:
     """Weights that are Gaussians, trained by drawing them (Blundell et al. 2015), and their prior.
 
-    A weight is N(m, s^2) with s = softplus(r). Every batch draws all weights once, w = m + s e, and
-
-        loss = BCE(w) + say * KL(N(m, s^2), N(center, spread^2)).
-
-    What is trained are m and r, side by side: (n, 2P) instead of (n, P).
+    A weight is N(m, s^2), s = softplus(r); m and r are trained, side by side: (n, 2P). Every batch draws once
+    w = m + s e, and loss = BCE(w) + say * KL(N(m, s^2), N(center, spread^2)).
     center, spread: (P,) or (n, P) the prior.  say: (n,) weight of the divergence from it.
     """
 
@@ -247,13 +214,10 @@ class GaussianWeights:
 class Objective:
     """What is added to a center's own loss; the default is nothing.
 
-    Adds ``strength * (w - anchor) + shift`` to the gradient (proximal, dynamic and control-variate
-    terms are of this form), and the gradient of a contrastive loss on the representation. All of it is data,
-    so that compiled code can read it.
+    Adds ``strength * (w - anchor) + shift`` to the gradient (proximal, dynamic and control-variate terms are
+    of this form), and the gradient of a contrastive loss: all of it data, so that compiled code can read it.
 
-    strength: a number or (n,).  anchor, shift: (P,) or (n, P).
-    gaussian: what is trained are not weights (n, P) but means and raw spreads of weights (n, 2P); anchor and
-    shift are then of these.
+    strength: a number or (n,).  anchor, shift: (P,) or (n, P); with ``gaussian``, of the 2P that are trained.
     """
 
     strength: float | Weights = 0.0
@@ -264,7 +228,6 @@ class Objective:
 
     @property
     def simple(self) -> bool:
-        """Whether it has only terms in the weights."""
         return self.contrast is None and self.gaussian is None
 
     def of(self, i: int) -> tuple[float, NDArray[np.float64] | None, NDArray[np.float64] | None]:
