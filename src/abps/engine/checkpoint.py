@@ -50,7 +50,6 @@ def identity(state: RunState, data: About, name: str) -> str:
 
 
 def write(path: Path, run: str, state: RunState, best: Any, track: Track) -> None:
-    """Write the run after a round, whole."""
     table = io.BytesIO()
     track.decisions().write_parquet(table)
     memory = state.server.memory
@@ -69,10 +68,8 @@ def write(path: Path, run: str, state: RunState, best: Any, track: Track) -> Non
 
 
 def read(path: Path, run: str, state: RunState, track: Track) -> tuple[RunState, Any, int]:
-    """The run as it was written: its state, the state of its best round, and how many rounds are done.
-
-    state, track: before the first round; the track is brought up to date.
-    """
+    """The run as it was written (state and track: before the first round; the track is brought up to date),
+    the state of its best round, and how many rounds are done."""
     if state.attackers is not None or state.spending is not None:
         raise RequestError("checkpoint: attacks and privacy noise cannot be resumed; leave checkpoint out")
     if not path.exists():

@@ -1,8 +1,7 @@
 """What clinicians ask of a run: calibration at every hospital, what acting on it brings, parts of the cohort.
 
-Everything is measured on test rows. Recalibration comes from validation rows, which the method
-judged by but did not learn from. Only sums and curves are kept, never a row; a part of the cohort with few
-rows or events is hidden.
+Everything is measured on test rows; recalibration comes from validation rows. Only sums and curves are kept,
+never a row; a part of the cohort with few rows or events is hidden.
 """
 
 import math
@@ -43,12 +42,9 @@ class Level:
 
 @dataclass(frozen=True)
 class AtCenter:
-    """Calibration of one center on its test rows: as the run gives it, and after its recalibration.
-
-    recalibration: none, intercept, or intercept and slope; by fold where folds differ.  shift, factor: new
-    log odds are shift + factor x log odds.  curve: (predicted probability, share of events), as the run gives
-    it; nothing below twenty events.
-    """
+    """Calibration of one center on its test rows: as the run gives it, and after its recalibration (none,
+    intercept, or intercept and slope; by fold where folds differ): shift + factor x log odds.  curve:
+    (predicted probability, share of events) before; nothing below twenty events."""
 
     before: Level = Level()
     after: Level = Level()
@@ -60,11 +56,7 @@ class AtCenter:
 
 @dataclass(frozen=True)
 class Clinical:
-    """All of it, of a binary outcome.
-
-    thresholds: of the decision curve.  net_benefit: of the recalibrated model.  everyone: of calling all.
-    subgroups: by column.
-    """
+    """thresholds: of the decision curve.  net_benefit: of the recalibrated model.  everyone: calling all."""
 
     per_center: dict[str, AtCenter] = field(default_factory=dict)
     thresholds: tuple[float, ...] = ()
@@ -75,11 +67,8 @@ class Clinical:
 
 @dataclass(frozen=True, eq=False)
 class RowProbabilities:
-    """Probabilities of test rows, center by center: as the run gives them, and recalibrated.
-
-    labels: what happened.  place: where every row stands in its federation, where that is known.
-    mends: the recalibration of every center.
-    """
+    """Probabilities of test rows, center by center: as the run gives them, and recalibrated (mends).  place:
+    where every row stands in its federation, where that is known."""
 
     before: Segments
     after: Segments
@@ -90,10 +79,8 @@ class RowProbabilities:
 
 def mends_of(logits: Segments, labels: Segments) -> tuple[Recalibration, ...]:
     """The recalibration of every center, from its validation rows."""
-    return tuple(
-        recalibration(expit(logits[i].astype(np.float64)), labels[i].astype(np.float64))
-        for i in range(len(labels))
-    )
+    rows = ((logits[i].astype(np.float64), labels[i].astype(np.float64)) for i in range(len(labels)))
+    return tuple(recalibration(expit(z), y) for z, y in rows)
 
 
 def mended(logits: Segments, mends: Sequence[Recalibration]) -> Segments:
@@ -121,7 +108,6 @@ def clinical(
     """What clinicians ask of test rows.  parts: by column, the part that every row of a federation is of."""
     y = seen.labels.values.astype(np.float64)
     after = seen.after.values.astype(np.float64)
-    curve = decision_curve(after, y) if len(y) else None
     groups: dict[str, tuple[Subgroup, ...]] = {}
     if parts and seen.place is not None:
         groups = {
@@ -131,13 +117,12 @@ def clinical(
             )
             for column, names in parts.items()
         }
-    return Clinical(
-        {name: _center(seen, i) for i, name in enumerate(centers)},
-        () if curve is None else tuple(curve.thresholds.tolist()),
-        () if curve is None else tuple(_short(v) for v in curve.model.tolist()),
-        () if curve is None else tuple(_short(v) for v in curve.everyone.tolist()),
-        groups,
-    )
+    found = Clinical({name: _center(seen, i) for i, name in enumerate(centers)}, subgroups=groups)
+    if not len(y):
+        return found
+    curve = decision_curve(after, y)
+    model, everyone = (tuple(map(_short, each.tolist())) for each in (curve.model, curve.everyone))
+    return replace(found, thresholds=tuple(curve.thresholds.tolist()), net_benefit=model, everyone=everyone)
 
 
 def _center(seen: RowProbabilities, i: int) -> AtCenter:

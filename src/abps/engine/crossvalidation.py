@@ -71,9 +71,8 @@ def cross_validate(
 ) -> Run:
     """One method in so many folds: every row is scored once, by a model that never saw its patient.
 
-    A center's AUROC counts pairs of rows that one model scored; scores of different folds are not compared.
-    Bytes and rounds are the mean of the folds; decisions name their fold. A center with too few events (or
-    others) is not scored.
+    A center's AUROC counts pairs of rows that one model scored; a center with too few events (or others) is
+    not scored. Bytes and rounds are the mean of the folds; decisions name their fold.
     """
     began = time.perf_counter()
     if folds < FEWEST_FOLDS:
@@ -113,7 +112,6 @@ def cross_validate(
 
 
 def _in_fold(progress: Progress | None, k: int, folds: int) -> Progress | None:
-    """Progress of one fold as that of all."""
     if progress is None:
         return None
     return lambda t, most, value: progress(k * most + t, folds * most, value)
@@ -131,13 +129,8 @@ def _fold_scores(
     scored = scored_on(centers, labels_of(rows), len(runs))
     at_best = float(np.mean([run.main.at_best_validation for run in runs]))
     scores = scores_of(centers, logits, rows, rows, at_best)
-    frame = pl.concat(
-        [
-            run.row_scores.with_columns(fold=pl.lit(k, pl.UInt8))
-            for k, run in enumerate(runs)
-            if run.row_scores is not None
-        ]
-    )
+    scored_rows = [(k, run.row_scores) for k, run in enumerate(runs)]
+    frame = pl.concat(f.with_columns(fold=pl.lit(k, pl.UInt8)) for k, f in scored_rows if f is not None)
     values = measured({"model": [frame]}, len(centers)).level("model")
     values[[name in scored.cannot_tell for name in centers]] = math.nan
     main = accuracy(centers, values, at_best)
@@ -145,14 +138,12 @@ def _fold_scores(
         scores["auroc"] = main
     else:
         scores["score"] = named(main, outcome.measure)
-    rounds = pl.concat(
-        [run.center_history().with_columns(fold=pl.lit(k, pl.UInt8)) for k, run in enumerate(runs)]
-    )
+    history = ((k, run.center_history()) for k, run in enumerate(runs))
+    rounds = pl.concat(each.with_columns(fold=pl.lit(k, pl.UInt8)) for k, each in history)
     return scores | {"scored": scored}, RunArtifacts(scores=frame, centers=rounds, answers=logits)
 
 
 def _together(parts: list[Segments]) -> Segments:
-    """The values of every group in all parts, side by side."""
     owner = np.concatenate([part.group() for part in parts])
     values = np.concatenate([part.values for part in parts])[np.argsort(owner, kind="stable")]
     sizes = np.sum([np.diff(part.start) for part in parts], axis=0)

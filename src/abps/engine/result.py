@@ -12,7 +12,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -46,10 +46,8 @@ FEDAVG_ROUNDS = 50
 
 @dataclass(frozen=True, eq=False)
 class Accuracy:
-    """A metric of every center's final model on its own test rows (NaN: not defined there).
-
-    honest_mean: over the centers that do not attack, where some do.
-    """
+    """A metric of every center's final model on its own test rows (NaN: not defined there); honest_mean: over
+    centers that do not attack, where some do."""
 
     mean: float
     scored_centers: int = 0
@@ -67,12 +65,8 @@ class Score(Accuracy):
 
 @dataclass(frozen=True)
 class ScoreSupport:
-    """The rows and events that every center's AUROC stands on.
-
-    per_center_rows, per_center_events: scored rows, and those with the outcome.  cannot_tell: centers with
-    too few events or non-events for an AUROC, and why.  folds: into how many parts patients were divided,
-    each scored once; 0: one split, test rows only.
-    """
+    """The rows that every center's AUROC stands on, and those with the outcome; centers with too few events
+    or others for an AUROC, and why; folds: in how many parts patients were scored; 0: one split."""
 
     per_center_rows: dict[str, int] = field(default_factory=dict)
     per_center_events: dict[str, int] = field(default_factory=dict)
@@ -84,8 +78,7 @@ class ScoreSupport:
 class Bytes:
     """Bytes of the whole run; ``vs_fedavg`` is edge bytes over those of 50 fp32 rounds of FedAvg.
 
-    all: every byte that leaves a center, in both directions.  all_vs_fedavg: edge and control bytes over the
-    same unit.
+    all: every byte that leaves a center, both ways.  all_vs_fedavg: edge and control bytes, likewise.
     """
 
     edge: int
@@ -141,9 +134,7 @@ class RunArtifacts:
 
     decisions: the audit trail.  scores: every scored row (:mod:`abps.engine.track`).
     centers: every center's score in every round.  models: (centers, P), or (1, P) if one is for all.
-    privacy: what every center has spent, of a private run.
-    state, beliefs, answers (logits of the test rows), probabilities: of a run that was just computed; not
-    written to disk.
+    state, beliefs, answers (logits of the test rows), probabilities: of a run just computed; not on disk.
     """
 
     decisions: pl.DataFrame | Path | None = None
@@ -164,10 +155,8 @@ class Run:
     device: where centers trained and predicted; another one rounds otherwise.
     attack: members that attacked, as they were asked for; nothing where none did.
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
-    them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
-    score.
-    clinical: what clinicians ask of a binary outcome; results of before do not have it.
-    measures: also the user's own metrics.  artifacts: tables and models.
+    them (and the user's own), ``auroc`` is of classes only (macro), and ``history`` is of the main score.
+    clinical: what clinicians ask of a binary outcome.  artifacts: tables and models.
     """
 
     method: str
@@ -196,7 +185,6 @@ class Run:
 
     @property
     def decisions(self) -> pl.DataFrame:
-        """The audit trail: one row per decision."""
         return _table(self.artifacts.decisions, "decisions")
 
     @property
@@ -228,16 +216,10 @@ class Run:
     def round_history(self) -> pl.DataFrame:
         """One row per round: round, validation and test (mean main score), bytes in it, rest (share)."""
         history = self.history
-        spent = np.add(history.directed_bytes, history.control_bytes)
-        return pl.DataFrame(
-            {
-                "round": np.arange(1, len(history.auroc) + 1),
-                "validation": history.validation_auroc,
-                "test": history.auroc,
-                "bytes": np.diff(spent, prepend=0),
-                "rest": history.rest,
-            }
-        )
+        spent = np.diff(np.add(history.directed_bytes, history.control_bytes), prepend=0)
+        scores = {"validation": history.validation_auroc, "test": history.auroc}
+        number = np.arange(1, len(history.auroc) + 1)
+        return pl.DataFrame({"round": number, **scores, "bytes": spent, "rest": history.rest})
 
     def center_history(self) -> pl.DataFrame:
         """One row per round and center: round, center, validation, test (the main score), rest (why); in
@@ -268,7 +250,6 @@ class Run:
 
     @property
     def measure(self) -> str:
-        """What the main score is called."""
         return "AUROC" if self.score is None else self.score.name
 
     def to_json(self) -> dict[str, Any]:
@@ -345,7 +326,6 @@ def accuracy(
 
 
 def named(main: Accuracy, name: str) -> Score:
-    """A main score with its name."""
     return Score(**vars(main), name=name)
 
 
@@ -390,8 +370,8 @@ def evaluated(
 ) -> tuple[dict[str, Any], RowProbabilities | None]:
     """The fields of a run that say how accurate it is, from the logits of its test rows.
 
-    judged: logits of the validation rows of a binary outcome.
-    at_best: the mean test score of the best round on validation rows.  metrics: the user's own.
+    judged: logits of the validation rows of a binary outcome.  at_best: the mean test score of the best round
+    on validation rows.  metrics: the user's own.
     """
     centers, test, labels = data.centers, data.test, labels_of(data.test)
     fields = scores_of(centers, logits, test, data.train, at_best, honest)
@@ -412,19 +392,13 @@ def own_measures(
     metrics: Mapping[str, Callable[[Any, Any], float]],
 ) -> dict[str, Accuracy]:
     """The user's own metrics of every center: function(labels, predictions) to a number; NaN: not defined."""
-    said = (
-        expit(logits.values.astype(np.float64))
-        if labels.outcome.binary
-        else foretold(labels.outcome, logits.values)
-    )
+    binary, z = labels.outcome.binary, logits.values
+    said = replace(logits, values=expit(z.astype(np.float64)) if binary else foretold(labels.outcome, z))
     found = {}
     for name, metric in metrics.items():
-        values = np.full(len(centers), np.nan)
-        for i in range(len(centers)):
-            part = slice(int(logits.start[i]), int(logits.start[i + 1]))
-            if part.stop > part.start:
-                values[i] = float(metric(labels.values[part], said[part]))
-        found[name] = accuracy(centers, values)
+        rows = ((labels[i], said[i]) for i in range(len(centers)))
+        values = [float(metric(y, predicted)) if len(y) else np.nan for y, predicted in rows]
+        found[name] = accuracy(centers, np.array(values))
     return found
 
 
@@ -434,13 +408,8 @@ def bytes_of(data: Prepared, spent: Traffic) -> Bytes:
     layers = itertools.pairwise((data.plain or data.width, *Training().hidden, 1))
     weights = sum(inputs * units + units for inputs, units in layers)
     unit = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), weights)
-    return Bytes(
-        spent.edge,
-        spent.directed,
-        spent.control,
-        spent.edge / unit,
-        (spent.edge + spent.control) / unit,
-    )
+    all_vs_fedavg = (spent.edge + spent.control) / unit
+    return Bytes(spent.edge, spent.directed, spent.control, spent.edge / unit, all_vs_fedavg)
 
 
 def scored_on(centers: tuple[str, ...], labels: Segments, folds: int = 0) -> ScoreSupport:
@@ -468,10 +437,8 @@ PRIVACY = "privacy.json"
 
 
 def save(run: Run, out: Path, models: bool = False) -> None:
-    """Write a run into its folder; ``result.json`` last, so that its presence means completeness.
-
-    models: also the final models, and every center's score in every round.
-    """
+    """Write a run into its folder; ``result.json`` last, so that its presence means completeness; models:
+    also the final models, and every center's score in every round."""
     folder(out)
     weights = run.models if models else None
     if weights is not None:
@@ -504,10 +471,8 @@ def load_run(out: Path | str) -> Run:
 
 
 def check_free(out: Path, identity: dict[str, Any], fingerprint: str) -> None:
-    """Refuse a folder that holds another run, so that nobody's result is lost; the same run may be redone.
-
-    identity: what must agree, by the names of :class:`Run`.
-    """
+    """Refuse a folder that holds another run; the same run may be redone.  identity: what must agree, by the
+    names of :class:`Run`."""
     if out.exists() and not out.is_dir():
         raise RequestError(f"{out} is a file; give a folder")
     check_writable(out)

@@ -2,7 +2,7 @@
 
 The driver: it asks the method what to send, looks whether that can be afforded, delivers it through the
 codec, books the bytes, ends communication when the budget is reached, and notes who rested. The other driver
-is a real site (:mod:`abps.sites.node.site`) with its conductor; the methods are the same.
+is a real site (:mod:`abps.sites.node.site`); the methods are the same.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class RoundResult:
     """What a round did besides changing models.
 
     partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
-    answers: every center's predictions for its own validation and test rows by its new model, where the round
-    has made them anyway.
+    answers: of the new models for their own validation and test rows, where the round has made them anyway.
     """
 
     traffic: Traffic
@@ -56,12 +55,9 @@ class RoundResult:
 
 @dataclass(frozen=True, eq=False)
 class RunState:
-    """A run between two rounds.
-
-    server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
-    attackers: members that attack, if any do (:class:`abps.lab.attacks.Attackers`).
-    spending: the privacy account, of a private run.
-    """
+    """A run between two rounds.  server: what a star's server remembers.  unpaid: published metadata has not
+    been paid for yet.  attackers: :class:`abps.lab.attacks.Attackers`, or none.  spending: the privacy
+    account, of a private run."""
 
     method: Method
     context: Context
@@ -74,7 +70,6 @@ class RunState:
 
     @staticmethod
     def start(method: Method, context: Context, attackers: Any = None) -> RunState:
-        """Before the first round."""
         checked(method, context.n)
         context, spending = begun(method, context)
         if attackers is not None:
@@ -88,20 +83,12 @@ class RunState:
 
     def round(self, t: int) -> tuple[RunState, RoundResult]:
         """One round t = 1, 2, …"""
-        if self.spending is not None:
-            if not self.spending.account.affords(*releases(self.method, t)):
-                # Nothing more is learned from rows, so nothing new can leave.
-                return self._rested(self.state, t, Rest.PRIVACY)
-            after, result = self._open_round(t)
-            spending = self.spending.after(self.method, after.context, t)
-            return replace(after, spending=spending), result
-        return self._open_round(t)
-
-    def _open_round(self, t: int) -> tuple[RunState, RoundResult]:
-        """A round that may be learned in."""
+        if self.spending is not None and not self.spending.account.affords(*releases(self.method, t)):
+            return self._rested(self.state, t, Rest.PRIVACY)  # nothing more is learned from rows, or leaves
         drivers = {"alone": self._alone, "star": self._star, "coordinated": self._coordinated}
         after, result = drivers.get(self.method.kind, self._peers)(t)
-        return replace(after, ledger=after.ledger.book(result.traffic)), result
+        spending = None if self.spending is None else self.spending.after(self.method, after.context, t)
+        return replace(after, ledger=after.ledger.book(result.traffic), spending=spending), result
 
     def _coordinated(self, t: int) -> tuple[RunState, RoundResult]:
         """One exchange: all upload, the coordinator aggregates, all apply its broadcast."""
@@ -209,11 +196,7 @@ class RunState:
         method, context, n = cast(StarMethod, self.method), self.context, self.context.n
         layout = context.learner.layout
         down = tuple(
-            method.line.answer(
-                context,
-                to_everyone(reply, some, n) if reply.ndim == 2 else reply,
-                method.number(k, t, layout),
-            )
+            method.line.answer(context, to_everyone(reply, some, n), method.number(k, t, layout))
             for k, reply in enumerate(replies)
         )
         state = method.receive(context, self.state, trained, down, t)

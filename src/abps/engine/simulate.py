@@ -141,7 +141,6 @@ def _request(
 
 
 def _parts(federation: Federation | Prepared, columns: Sequence[str]) -> dict[str, list[str | None]]:
-    """By column, the subgroup of every row."""
     if isinstance(federation, Federation) and federation.outcome.binary:
         return groups_of(federation, columns)
     if columns:
@@ -232,7 +231,6 @@ def _warmed(state: RunState, models: NDArray[np.float32] | None) -> RunState:
 
 
 def _result(request: _Request, state: RunState, final: Any, track: Track) -> Run:
-    """What a finished run leaves behind."""
     config, context, data = request.config, state.context, state.context.data
     logits = config.logits(context, final, data.test)
     judged = config.logits(context, final, data.validation) if data.outcome.binary else None

@@ -32,11 +32,9 @@ DECISIONS = {
 
 @dataclass(frozen=True, eq=False)
 class TrackRecord:
-    """The numbers of all rounds so far.
-
-    validation, test: (rounds, centers) the main score.  rest: (rounds, centers) a :class:`Rest` each.
-    partners: (rounds,) the mean.  judged: (rounds,) what the method goes by.  best: the best round by it.
-    """
+    """The numbers of all rounds so far.  validation, test: (rounds, centers) the main score.  rest: (rounds,
+    centers) a :class:`Rest` each.  partners: (rounds,) the mean.  judged: (rounds,) what the method goes by.
+    best: the best round by it."""
 
     validation: NDArray[np.float64]
     test: NDArray[np.float64]
@@ -75,7 +73,6 @@ class Track:
 
     @property
     def rounds(self) -> int:
-        """How many there were."""
         return len(self.record.judged)
 
     def add(self, state: RunState, result: RoundResult) -> bool:
@@ -104,7 +101,6 @@ class Track:
         return better
 
     def report(self, state: RunState, rounds: int) -> RoundReport:
-        """The last round, for a callback."""
         spent, models = state.ledger.rounds[-1], getattr(state.state, "models", None)
         return RoundReport(
             self.rounds,
@@ -118,7 +114,6 @@ class Track:
         )
 
     def rest_shares(self) -> RestShares:
-        """Shares of center-rounds without a partner, by cause."""
         shares = {cause.key: float(np.mean(self.record.rest == cause)) for cause in CAUSES}
         return RestShares(share=sum(shares.values()), **shares)
 
@@ -156,24 +151,17 @@ class Track:
         return pl.DataFrame(dict(zip(DECISIONS, [*columns, decided.reason.tolist()])), schema=DECISIONS)
 
     def decisions(self) -> pl.DataFrame:
-        """The audit trail: one row per decision."""
         return pl.concat(self.decided) if self.decided else pl.DataFrame(schema=DECISIONS)
 
 
 def _causes(rest: NDArray[np.int8]) -> list[str]:
-    """Why centers rested, in words; "" where they did not."""
     causes = {int(cause): cause.key for cause in CAUSES}
     return [causes.get(why, "") for why in rest.tolist()]
 
 
-# ---------------------------------------------------------------- every scored row
-
-
 def row_scores(rows: Rows, logits: Segments, fold: int = 0) -> pl.DataFrame:
-    """One line per row of a test split, in the columns that :mod:`abps.evaluate.measured` reads.
-
-    A row that does not know its place in the federation is numbered as it stands here.
-    """
+    """One line per row of a test split, in the columns that :mod:`abps.evaluate.measured` reads; row: its
+    place in the federation, where that is known."""
     place = np.arange(len(rows.y)) if rows.place is None else rows.place
     columns: dict[str, Any] = {
         "row": place.astype(np.uint32),

@@ -1,8 +1,7 @@
 """The model card of one hospital: purpose, data, performance, limits.
 
-It follows the items of TRIPOD+AI (the reporting guideline for prediction models) that a program can answer.
-It asks people for the rest and never fills it in. The sentences stand in ``card_words.toml``, the page in
-``card.html``; this module fills in the numbers.
+It follows the items of TRIPOD+AI (the reporting guideline for prediction models) that a program can answer,
+and asks people for the rest. The sentences stand in ``card_words.toml``, the page in ``card.html``.
 """
 
 import functools
@@ -34,16 +33,12 @@ LOWEST_BENEFIT = -0.02
 
 @dataclass(frozen=True)
 class Grid:
-    """A table."""
-
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class CardFigure:
-    """A drawing, and the file that it is stored in."""
-
     svg: str
     file: str
     words: str
@@ -68,7 +63,6 @@ def _sentences() -> dict[str, dict[str, str]]:
 
 
 def _say(section: str, sentence: str, **numbers: Any) -> str:
-    """A sentence of the card with its numbers."""
     return _sentences()[section][sentence].format(**numbers)
 
 
@@ -77,8 +71,7 @@ def _section(key: str, *blocks: Block) -> CardSection:
 
 
 def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
-    """The card of one center's model."""
-    # The center's own rows, and those of all where there are others.
+    """The card of one center's model: on its own rows, and on those of all where there are others."""
     both = [(model.center, fitted.evaluations[model.center])]
     if fitted.federation.size > 1:
         both.append(("all hospitals, each by its own model", fitted.overall))
@@ -106,7 +99,6 @@ def _use(fitted: FitResult, model: FittedModel) -> CardSection:
 
 
 def _predicts(model: FittedModel) -> str:
-    """What the model says of a stay, in half a sentence."""
     outcome, label = model.outcome, repr(model.label)
     if outcome.kind == "survival":
         until = outcome.grid[-1] if outcome.grid else 0.0
@@ -183,7 +175,6 @@ def _making(fitted: FitResult, model: FittedModel) -> CardSection:
 
 
 def _performance(both: list[tuple[str, ModelEvaluation]], model: FittedModel) -> CardSection:
-    """The scores of a binary outcome, or those that another outcome has."""
     counted, names = _COUNTED.get(model.outcome.kind, "events"), list(both[0][1].measures)
     words = _say("performance", "binary")
     if not model.outcome.binary:
@@ -202,7 +193,6 @@ def _performance(both: list[tuple[str, ModelEvaluation]], model: FittedModel) ->
 
 
 def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
-    """This hospital's best model alone beside the model of this card."""
     found = fitted.alone.get(model.center)
     if found is None:
         return []
@@ -312,7 +302,6 @@ def _limits(fitted: FitResult, model: FittedModel) -> CardSection:
 
 
 def number(value: float) -> str:
-    """A count with thousands apart."""
     return f"{int(value):,}"
 
 
@@ -330,12 +319,10 @@ def interval_words(found: Interval, form: str = ".3f", unknown: str = "–") -> 
 
 
 def slope_words(found: Interval) -> str:
-    """A number of calibration with its interval."""
     return interval_words(found, ".2f", "too few events")
 
 
 def area_words(area: Area) -> str:
-    """An area with its interval, or why there is none."""
     few = f"too few: {area.events} events, {area.others} non-events"
     return interval_words(area) if area.enough else few
 
@@ -354,9 +341,6 @@ def _subgroup_words(part: Subgroup) -> tuple[str, ...]:
         return part.name, "hidden", "hidden", interval_words(part.auroc, unknown=part.hidden), ""
     counts = part.name, number(part.rows), number(part.events)
     return *counts, interval_words(part.auroc), decimal(part.ratio, ".2f")
-
-
-# ---------------------------------------------------------------- what others ask of a card
 
 
 def _checklist(sections: Sequence[CardSection]) -> CardSection:
@@ -391,9 +375,6 @@ def front_matter(fitted: FitResult, model: FittedModel) -> str:
     }
     lines = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in content.items())
     return "\n".join(["---", *lines, "---", "", ""])
-
-
-# ---------------------------------------------------------------- the two forms
 
 
 def markdown(title: str, sections: Sequence[CardSection]) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from abps.data.scales import FARTHEST
 from abps.fitted.model import FittedModel
 
 Floats = NDArray[np.float64]
@@ -22,11 +21,8 @@ POINTS = 120
 
 @dataclass(frozen=True, eq=False)
 class ColumnEffect:
-    """What one column adds to the log odds.
-
-    amount: of a yes/no column or a level, what it adds if it is so; of a number, by how much it moves the log
-    odds over its range.  curve: for a number, values and what each adds.  knots: where a curve may bend.
-    """
+    """What one column adds to the log odds.  amount: of a yes/no column or a level, what it adds if it is so;
+    of a number, by how much it moves them over its range.  curve: values and what each adds."""
 
     name: str
     file: str
@@ -54,13 +50,11 @@ def effects(model: FittedModel) -> list[ColumnEffect]:
         if not scale.spread > 0:
             continue
         terms = None if design is None else design.terms[k]
-        span = model.ranges.get(column.source)
-        reach = 3 * scale.spread
+        span, reach = model.ranges.get(column.source), 3 * scale.spread
         low, high = (span.low, span.high) if span else (scale.center - reach, scale.center + reach)
         values = np.linspace(low, high, POINTS)
-        z = np.clip((values - scale.center) / scale.spread, -FARTHEST, FARTHEST)
+        z, filled = scale.read(values), scale.read(np.array([scale.fill]))
         adds = z * mine[0] if terms is None else terms.of(z) @ mine
-        filled = (np.array([scale.fill]) - scale.center) / scale.spread
         adds = adds - (filled * mine[0] if terms is None else terms.of(filled) @ mine)
         knots = () if terms is None else tuple((terms.knots * scale.spread + scale.center).tolist())
         found.append(ColumnEffect(column.name, file, float(np.ptp(adds)), (values, adds), knots))
@@ -86,10 +80,7 @@ class ChartLine:
 def chart(
     lines: Sequence[ChartLine], x_name: str, y_name: str, title: str, marks: Sequence[float] = ()
 ) -> str:
-    """An SVG chart of lines.
-
-    marks: places on the x axis to mark, such as knots.  title: what a screen reader says.
-    """
+    """An SVG chart of lines.  marks: on the x axis, such as knots.  title: what a screen reader says."""
     x0, x1 = _span([line.x for line in lines])
     y0, y1 = _span([v for line in lines for v in (line.y, line.low, line.high) if v is not None])
 
@@ -121,7 +112,6 @@ def template(name: str) -> jinja2.Template:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two bounds."""
     found = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)
     return [round(float(value), 12) for value in found if low <= value <= high]
 

@@ -67,7 +67,6 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
         self.seed = seed
 
     def __sklearn_tags__(self) -> Tags:
-        """Gaps are allowed."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
@@ -140,22 +139,18 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
         return np.column_stack([1.0 - event, event])
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
-        """(rows,) the most probable class."""
         probabilities = self.predict_proba(X, groups)
         return np.asarray(self.classes_[np.argmax(probabilities, axis=1)])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
-        """The share of rows whose class is right."""
         right = self.predict(X, groups) == np.asarray(y)
         return float(np.average(right, weights=sample_weight))
 
     def _read(
         self, X: Any, groups: Any, y: Any = "no_validation"
     ) -> tuple[pl.DataFrame, NDArray[Any] | None]:
-        """The features of X, and (rows,) their hospitals, where named.  y: when X is learned from.
-
-        scikit-learn checks arrays; of frames it checks names, and columns may hold text.
-        """
+        """The features of X, and (rows,) their hospitals, where named.  y: when X is learned from.  Of frames
+        scikit-learn checks names alone, and columns may hold text."""
         first = not isinstance(y, str)
         if hasattr(X, "columns"):
             validate_data(self, X, y, reset=first, skip_check_array=True)

@@ -1,7 +1,7 @@
 """How good models are on rows that they have not seen, in the terms that clinicians and reviewers ask for.
 
-Every patient is scored once by a model that was trained without them (cross-fitting). The same rows are
-scored by the best model of each hospital alone, so that a card can say what working together is worth there.
+Every patient is scored once by a model that was trained without them (cross-fitting), and by the best model
+of each hospital alone, so that a card can say what working together is worth there.
 """
 
 from __future__ import annotations
@@ -49,11 +49,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ModelEvaluation:
-    """rows, events; the area under the ROC curve; calibration; what acting at thresholds would bring.
-
-    measures: for an outcome that is not binary, its scores by name, the main one first; it has nothing of
-    the rest.
-    """
+    """measures: for an outcome that is not binary, its scores by name, the main one first; it has nothing of
+    the rest."""
 
     rows: int = 0
     events: int = 0
@@ -75,7 +72,6 @@ SENSITIVITY = 0.9
 
 
 def chosen_thresholds(probability: Floats, y: NDArray[np.floating]) -> dict[str, float]:
-    """Thresholds by what they promise."""
     found = {
         f"sensitivity {SENSITIVITY:.0%}": sensitive_threshold(probability, y.astype(np.float64), SENSITIVITY),
         "event rate": float(np.mean(y)) if len(y) else math.nan,
@@ -89,8 +85,8 @@ class HeldOutRows:
 
     answers: (rows,) recalibrated probabilities of a binary outcome, else (rows, outputs) of the models.
     rows: their outcomes.  place: where each stands in the federation.  fold: whose model scored it.
-    mends: every center's recalibration, and thresholds by how they were chosen: for models trained on all
-    rows. chosen: (rows,) the thresholds that each row is judged by; they come from other rows.
+    mends, thresholds: every center's, for models trained on all rows.  chosen: (rows,) the thresholds that
+    each row is judged by; they come from other rows.
     """
 
     answers: Segments
@@ -103,10 +99,8 @@ class HeldOutRows:
 
     @staticmethod
     def of(run: Run, federation: Federation) -> HeldOutRows:
-        """The out-of-fold predictions of a cross-validated run.
-
-        Rows of a fold are recalibrated, and judged by thresholds, as the rows of the other folds say.
-        """
+        """The out-of-fold predictions of a cross-validated run; rows of a fold are recalibrated, and judged
+        by thresholds, as the rows of the other folds say."""
         frame, answers = run.row_scores, run.artifacts.answers
         if frame is None or answers is None:
             raise RequestError("this run keeps no predictions of its rows; run it again")
@@ -133,7 +127,6 @@ class HeldOutRows:
         return HeldOutRows(probability, rows, place, fold, tuple(mends), thresholds, chosen)
 
     def evaluation(self, i: int | None = None) -> ModelEvaluation:
-        """How good the models are at center i, or on all rows."""
         start = self.rows.start
         part = slice(None) if i is None else slice(int(start[i]), int(start[i + 1]))
         answers = self.answers.values[part].astype(np.float64)
@@ -155,10 +148,8 @@ class HeldOutRows:
         )
 
     def _other(self, answers: Floats, y: NDArray[np.float32], seed: int = 0) -> ModelEvaluation:
-        """The scores of another outcome: (rows,) or (rows, outputs) answers and (rows,) what happened.
-
-        Weights for censoring come from all rows.
-        """
+        """The scores of another outcome: (rows,) or (rows, outputs) answers and (rows,) what happened;
+        weights for censoring come from all rows."""
         outcome, start = self.rows.outcome, np.array([0, len(y)])
         if not len(y):
             return ModelEvaluation(measures={outcome.measure: Interval()})
@@ -187,10 +178,7 @@ class HeldOutRows:
 
 @dataclass(frozen=True)
 class AloneComparison:
-    """What working together is worth at one hospital, against its best model alone.
-
-    together, alone: the main score.  evidence: of its gain.
-    """
+    """What working together is worth at one hospital: main scores, and evidence of the gain."""
 
     together: float
     alone: float

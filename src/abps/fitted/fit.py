@@ -1,10 +1,8 @@
 """From a table to the models that hospitals would use.
 
-The method runs twice on the same federation. First in folds: every patient is predicted by models that were
-trained without them, which says how good the models are, beside the best model of each hospital alone. Then
-on all rows: these are the models that come out. Recalibration and thresholds come from the predictions out of
-fold. ``local-best`` is stacked from several models; what comes out for it is its additive form, and the
-numbers are of that form.
+The method runs twice on the same federation: in folds, where every patient is predicted by models trained
+without them (how good they are; recalibration and thresholds), and on all rows: the models that come out. Of
+``local-best``, stacked from several models, its additive form comes out, and the numbers are of that form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,11 +51,8 @@ ALONE = "local-best"
 
 @dataclass(frozen=True)
 class Making:
-    """How models were made, as their cards report it.
-
-    others: centers besides the one a card is of.  sent: bytes of all exchanges that are known of.
-    partners: per center and round.  measured: how the numbers on the card came about.
-    """
+    """How models were made, as their cards report it.  others: centers besides the card's.  sent: known bytes
+    of all exchanges.  partners: per center and round.  measured: how the card's numbers came about."""
 
     method: str
     rounds: int
@@ -72,9 +67,8 @@ class Making:
 class FitResult:
     """What a fit gives.
 
-    models: one per center.  evaluations: by center, on rows that the evaluated models had not seen; overall:
-    the same for all rows together, each predicted by its own center's model.
-    subgroups: by column, performance per subgroup.  alone: by center, against its best model alone.
+    evaluations: by center, on rows that the evaluated models had not seen; overall: on all rows together,
+    each predicted by its own center's model.  subgroups: by column.  alone: by center, its best model.
     evaluated: the cross-validated run, where there was one.
     """
 
@@ -90,10 +84,7 @@ class FitResult:
 
 @dataclass(frozen=True, eq=False)
 class TrainedNetworks:
-    """Rows and the (centers,) networks that were trained on them.
-
-    split: (rows of the federation,) 0 learned from, 1 validation, 2 test.
-    """
+    """Rows and the (centers,) networks that were trained on them.  split: (rows of the federation,)."""
 
     data: Prepared
     networks: tuple[LayeredNetwork, ...]
@@ -153,8 +144,6 @@ def put_together(
     final: TrainedNetworks,
     columns: Sequence[str] = (),
 ) -> FitResult:
-    """Final models, and the evaluation on rows that models had not seen."""
-    binary = federation.outcome.binary
     models = tuple(_model(federation, config, making, final, i, seen) for i in range(federation.size))
     return FitResult(
         federation,
@@ -162,7 +151,7 @@ def put_together(
         models,
         {center: seen.evaluation(i) for i, center in enumerate(federation.centers)},
         seen.evaluation(),
-        seen.subgroups(groups_of(federation, columns)) if binary else {},
+        seen.subgroups(groups_of(federation, columns)) if federation.outcome.binary else {},
     )
 
 
@@ -177,14 +166,8 @@ def _train(
     federation: Federation, config: Method, name: str, seed: int, split: NDArray[np.int8]
 ) -> tuple[TrainedNetworks, Run]:
     """One run on rows split in this way, and its models as networks."""
-    data = prepare(
-        federation,
-        seed,
-        split=split,
-        standardise=config.training.standardise,
-        splines=config.training.splines,
-        min_cell=config.privacy.min_cell,
-    )
+    how = config.training.standardise, config.training.splines, config.privacy.min_cell
+    data = prepare(federation, seed, None, split, *how)
     data = replace(data, test=data.validation)  # the run wants rows to score; nobody reads the score
     run = simulate(data, config, seed, name=name)
     if run.models is None:
@@ -211,8 +194,7 @@ def _check_same(made: TrainedNetworks, run: Run, name: str) -> None:
 
 def _answers(trained: TrainedNetworks, rows: Rows) -> Floats:
     """(rows, outputs) every row by its own center's network."""
-    parts = [network.answers(rows.only(i).x) for i, network in enumerate(trained.networks)]
-    return np.concatenate(parts)
+    return np.concatenate([net.answers(rows.only(i).x) for i, net in enumerate(trained.networks)])
 
 
 def held_out_test(trained: TrainedNetworks) -> HeldOutRows:
@@ -253,7 +235,6 @@ def _model(
     i: int,
     seen: HeldOutRows,
 ) -> FittedModel:
-    """Center i's model."""
     data, notes, outcome = final.data, federation.notes, federation.outcome
     assert data.book is not None
     learned = final.split == 0
@@ -285,9 +266,6 @@ def _model(
     )
 
 
-# ---------------------------------------------------------------- the best model alone, as one to hand out
-
-
 @dataclass(frozen=True)
 class AdditiveAlone(Method):
     """An additive model of every center's own rows, penalised by their evidence. Nothing is exchanged."""
@@ -299,16 +277,13 @@ class AdditiveAlone(Method):
     fitted: ClassVar[bool] = True
 
     def derived(self, context: Context) -> LocalRows:
-        """Rows and groups of columns."""
         return local_rows(context.data, np.zeros(len(context.data.own.y)))
 
     def init(self, context: Context) -> Models:
-        """The model without inputs."""
         local: LocalRows = context.derived
         return Models(as_models(np.zeros((context.r, local.q)), local))
 
     def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
-        """Every center's own fit."""
         local: LocalRows = context.derived
         rows, shape = local.rows, local.rows.shape
         nothing = CommonModel(np.zeros(shape), np.zeros(shape), 1.0)

@@ -53,10 +53,8 @@ def folder_names(centers: Iterable[str]) -> dict[str, str]:
 
 
 def find_folder(path: str | Path) -> Path:
-    """The model's folder that a path means: the folder itself, or ``DIR/NAME`` with a hospital's own name.
-
-    Names are those of ``models.json`` in DIR, whatever signs they have; case does not count.
-    """
+    """The model's folder that a path means: the folder itself, or ``DIR/NAME`` with a hospital's own name as
+    in ``models.json`` of DIR; case does not count."""
     folder = Path(path)
     if (folder / MODEL).is_file():
         return folder

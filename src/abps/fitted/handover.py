@@ -35,17 +35,13 @@ if TYPE_CHECKING:
 
 
 def check_new(out: Path) -> None:
-    """Find out before the work whether there is a place for it."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RequestError(f"{out} is there already; choose a new or empty folder")
     files.check_writable(out.parent)
 
 
 def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict[str, Path]:
-    """Write every center's folder; returns the folders by center.
-
-    onnx: whether to write model.onnx; None: where the library is installed.
-    """
+    """Write every center's folder; returns the folders by center.  onnx: None: where it is installed."""
     check_new(out)
     portable = importlib.util.find_spec("onnx") is not None if onnx is None else onnx
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
@@ -65,15 +61,9 @@ def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict
             if portable:
                 files.write_bytes(place / "model.onnx", to_onnx(model))
             save_model(model, place)
-        files.write_json(
-            part / INDEX,
-            {
-                "schema": "abps.models/1",
-                "method": fitted.making.method,
-                "centers": names,
-                "result": None if fitted.evaluated is None else fitted.evaluated.to_json(),
-            },
-        )
+        index = {"schema": "abps.models/1", "method": fitted.making.method, "centers": names}
+        result = None if fitted.evaluated is None else fitted.evaluated.to_json()
+        files.write_json(part / INDEX, index | {"result": result})
         part.chmod(0o755)
         if out.exists():
             out.rmdir()
@@ -91,7 +81,6 @@ MEASURED = (
 
 
 def _agreed(store: Store, own: SiteFile) -> Agreement:
-    """What a site agreed to in a study."""
     from abps.sites.consent.agreement import Agreement  # whose keys come with abps[flare]
 
     facts = store.facts()
@@ -99,12 +88,9 @@ def _agreed(store: Store, own: SiteFile) -> Agreement:
         raise RequestError(
             f"{own.site}: this study began before stores kept the codebook; no model can be made"
         )
-    book = Codebook.from_json(json.loads(facts["codebook"]))
-    settings = json.loads(facts["settings"])
-    made = Agreement(
-        facts["study"], facts["method"], book, int(facts["seed"]), int(facts["rounds"]), settings
-    )
-    return made.admitted(own.allow)
+    book, settings = Codebook.from_json(json.loads(facts["codebook"])), json.loads(facts["settings"])
+    made = (facts["study"], facts["method"], book, int(facts["seed"]), int(facts["rounds"]), settings)
+    return Agreement(*made).admitted(own.allow)
 
 
 def site_statistics(store: Store, own: SiteFile) -> RegressionResult | TableOne | EvaluationTotals | None:
@@ -126,7 +112,6 @@ def site_statistics(store: Store, own: SiteFile) -> RegressionResult | TableOne 
 
 
 def _who_took_part(store: Store, config: SumStudy) -> tuple[str, ...]:
-    """Whose rows are in the sums, and what was approved for absent members."""
     kept, opened = store.state(), json.loads(store.facts().get("summed", "null"))
     absent = [] if kept is None or opened is None else sorted(set(kept[0]) - set(opened))
     said = f"without {', '.join(absent)}" if absent else "all approved members took part"

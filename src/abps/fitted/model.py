@@ -55,7 +55,6 @@ class FittedModel:
 
     @property
     def outcome(self) -> Outcome:
-        """What it predicts."""
         return self.book.outcome
 
     @property
@@ -65,7 +64,6 @@ class FittedModel:
 
     @property
     def feature_names_in_(self) -> NDArray[np.object_]:
-        """The columns of a table that the model needs."""
         return np.array(self.needs, dtype=object)
 
     @property
@@ -90,7 +88,6 @@ class FittedModel:
         return self.in_words(self.network.answers(self.encode(features)))
 
     def in_words(self, answers: Floats) -> pl.DataFrame:
-        """The same, from the network's answers (rows, outputs)."""
         if self.outcome.binary:
             return pl.DataFrame({"probability": self.recalibration.apply(expit(answers[:, 0]))})
         said = foretold(self.outcome, answers)
@@ -105,12 +102,9 @@ class FittedModel:
         return readable(frame_of(table), self.book, self.ranges, self.center).features
 
     def predict_proba(self, table: Any) -> Floats:
-        """(rows, 2) probabilities of no event and of the event, or (rows, classes) of every class, of a table
-        with the columns it needs.
-
-        table: a Polars or pandas frame, or a mapping from names to columns. What is missing, retyped or out
-        of range is refused with a sentence.
-        """
+        """(rows, 2) probabilities of no event and of the event, or (rows, classes), of a table (Polars or
+        pandas frame, or mapping from names to columns) with the columns it needs; what is missing, retyped or
+        out of range is refused with a sentence."""
         if self.outcome.kind in ("survival", "continuous"):
             raise RequestError(
                 f"a model of an outcome of {self.outcome.kind} has no classes; use "
@@ -173,7 +167,6 @@ class Readable:
 
 
 def ranges_of(features: pl.DataFrame, book: Codebook) -> dict[str, Range]:
-    """The range of every number that a codebook reads."""
     found = {}
     for name in book.numbers:
         values = features[name].cast(pl.Float64).drop_nulls().drop_nans().to_numpy()
@@ -186,10 +179,8 @@ def ranges_of(features: pl.DataFrame, book: Codebook) -> dict[str, Range]:
 def readable(
     table: pl.DataFrame, book: Codebook, ranges: Mapping[str, Range], owner: str, anyway: bool = False
 ) -> Readable:
-    """The columns that a model needs, or a sentence on what is wrong with them.
-
-    anyway: columns out of range are a warning instead of an error.
-    """
+    """The columns that a model needs, or a sentence on what is wrong with them; anyway: columns out of range
+    are a warning instead of an error."""
     needed = tuple(dict.fromkeys(column.source for column in book.columns))
     for name in needed:
         if name not in table.columns:
@@ -218,7 +209,6 @@ def readable(
 
 
 def _check_type(column: pl.Series, levels: set[str] | None, owner: str) -> None:
-    """Refuse text where numbers are needed, and numbers where names are.  levels: of a category."""
     known = column.drop_nulls()
     if levels is None and column.dtype == pl.String and len(known):
         raise RequestError(
@@ -279,7 +269,6 @@ class LayeredNetwork:
 
     @property
     def outputs(self) -> int:
-        """The number of answers for a row."""
         return int(self.branches[0][-1].weight.shape[0])
 
     def answers(self, x: NDArray[np.float32]) -> Floats:
@@ -309,16 +298,11 @@ class LayeredNetwork:
 
     @staticmethod
     def of(tensors: Mapping[str, NDArray[np.float32]], shape: list[list[bool]]) -> LayeredNetwork:
-        """From numbers by name."""
-        return LayeredNetwork(
-            tuple(
-                tuple(
-                    Layer(tensors[f"{b}.{k}.weight"], tensors[f"{b}.{k}.bias"], bool(relu))
-                    for k, relu in enumerate(branch)
-                )
-                for b, branch in enumerate(shape)
-            )
-        )
+        def layer(b: int, k: int, relu: bool) -> Layer:
+            return Layer(tensors[f"{b}.{k}.weight"], tensors[f"{b}.{k}.bias"], bool(relu))
+
+        branches = (tuple(layer(b, k, relu) for k, relu in enumerate(each)) for b, each in enumerate(shape))
+        return LayeredNetwork(tuple(branches))
 
 
 def network_of(module: nn.Module, weights: NDArray[np.float32]) -> LayeredNetwork:

@@ -30,8 +30,6 @@ def graph_inputs(model: FittedModel) -> tuple[tuple[str, ...], tuple[tuple[str, 
 
 
 class _Graph:
-    """Nodes and constants of a graph in the making."""
-
     def __init__(self, onnx: Any) -> None:
         self.onnx = onnx
         self.nodes: list[Any] = []
@@ -51,7 +49,6 @@ class _Graph:
 
 
 def to_onnx(model: FittedModel) -> bytes:
-    """The model as an ONNX file."""
     try:
         import onnx
     except ImportError as error:
@@ -117,41 +114,34 @@ def _encoded(graph: _Graph, model: FittedModel) -> str:
     numbers, levels = graph_inputs(model)
     scales = model.book.statistics or {}
     axis = graph.constant([1], np.int64)
-    parts = []
+    zero, parts = graph.constant(0.0), []
     for k, column in enumerate(model.book.columns):
         if column.source not in numbers:
-            place = levels.index((column.source, column.level))
-            parts.append(_column(graph, "levels", place, axis))
+            parts.append(_column(graph, "levels", levels.index((column.source, column.level)), axis))
             continue
         raw = _column(graph, "numbers", numbers.index(column.source), axis)
         gap = graph.node("IsNaN", raw)
         if column.kind == "missing":
             parts.append(graph.node("Cast", gap, to=graph.onnx.TensorProto.DOUBLE))
-            continue
-        if column.kind == "flag":
-            parts.append(graph.node("Where", gap, graph.constant(0.0), raw))
-            continue
-        scale = scales[column.source]
-        if not scale.spread > 0:
-            parts.append(
-                graph.node("Where", gap, graph.constant(0.0), graph.node("Mul", raw, graph.constant(0.0)))
-            )
-            continue
-        known = graph.node("Where", gap, graph.constant(scale.fill), raw)
-        z = graph.node("Sub", known, graph.constant(scale.center))
-        z = graph.node("Div", z, graph.constant(scale.spread))
-        z = graph.node("Min", graph.node("Max", z, graph.constant(-FARTHEST)), graph.constant(FARTHEST))
-        terms = None if model.design is None else model.design.terms[k]
-        if terms is not None:
-            beyond = graph.node("Relu", graph.node("Sub", z, graph.constant(terms.knots[None, :])))
-            bent = graph.node("Concat", z, beyond, axis=1)
-            bent = graph.node("Sub", bent, graph.constant(terms.middle[None, :]))
-            z = graph.node("MatMul", bent, graph.constant(terms.matrix))
-        parts.append(z)
+        elif column.kind == "flag":
+            parts.append(graph.node("Where", gap, zero, raw))
+        elif not (scale := scales[column.source]).spread > 0:
+            parts.append(graph.node("Where", gap, zero, graph.node("Mul", raw, zero)))
+        else:
+            known = graph.node("Where", gap, graph.constant(scale.fill), raw)
+            z = graph.node("Sub", known, graph.constant(scale.center))
+            z = graph.node("Div", z, graph.constant(scale.spread))
+            z = graph.node("Min", graph.node("Max", z, graph.constant(-FARTHEST)), graph.constant(FARTHEST))
+            terms = None if model.design is None else model.design.terms[k]
+            if terms is not None:
+                beyond = graph.node("Relu", graph.node("Sub", z, graph.constant(terms.knots[None, :])))
+                bent = graph.node("Concat", z, beyond, axis=1)
+                bent = graph.node("Sub", bent, graph.constant(terms.middle[None, :]))
+                z = graph.node("MatMul", bent, graph.constant(terms.matrix))
+            parts.append(z)
     return graph.node("Concat", *parts, axis=1)
 
 
 def _column(graph: _Graph, table: str, place: int, axis: str) -> str:
-    """(rows, 1) one column of an input."""
     start, stop = graph.constant([place], np.int64), graph.constant([place + 1], np.int64)
     return graph.node("Slice", table, start, stop, axis)

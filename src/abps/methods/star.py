@@ -127,9 +127,9 @@ def star_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int], 
 
 
 def to_everyone(reply: Weights, trusted: Ints, n: int) -> Weights:
-    """(n, columns) own replies (senders, columns) for all n: who is not among ``trusted`` (senders,) gets
-    their mean."""
-    if len(reply) == n:
+    """(columns,) the same for all as it is, or own replies (senders, columns) for all n: who is not among
+    ``trusted`` (senders,) gets their mean."""
+    if reply.ndim == 1 or len(reply) == n:
         return reply
     everyone = repeated(reply.mean(0), n).copy()
     everyone[trusted] = reply

@@ -104,10 +104,8 @@ class Study:
         return found[name]
 
     def report(self, out: Path | str | None = None, margin: float | None = None) -> Report:
-        """Write tables, figures and ``report.html`` into a folder; default: the study's own.
-
-        margin: methods that differ by less are equal.
-        """
+        """Write tables, figures and ``report.html`` into a folder; default: the study's own.  margin: methods
+        that differ by less are equal."""
         place = out if out is not None else self.root
         if place is None:
             raise RequestError("this study has no folder; name one: study.report(out='my-report')")
@@ -180,7 +178,6 @@ def compare(
         return replace(_in_memory(request, own, federations), metrics=metrics or {})
 
     def here(study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress) -> None:
-        """Compute runs in this process, one after the other."""
         runner = Runner(study.root, own, {each.fingerprint(): each for each in federations})
         for run in todo:
             runner.compute(run, functools.partial(note, progress, run))
@@ -191,8 +188,6 @@ def compare(
 
 
 def _in_memory(request: Request, own: Mapping[str, Method], federations: Sequence[Federation]) -> Study:
-    """A study without a folder."""
-
     def all_of(plan: Plan) -> list[tuple[PlannedRun, Run]]:
         return [(run, run.compute(plan.federations[run.data], run.config(own))) for run in plan.runs]
 
@@ -225,10 +220,8 @@ def _named(
 
 
 def _scores(run: Run) -> dict[str, Accuracy]:
-    """The scores of a run by their names."""
-    if run.score is None:
-        return {"auroc": run.auroc, "auprc": run.auprc, "brier": run.brier}
-    return run.measures
+    binary = {"auroc": run.auroc, "auprc": run.auprc, "brier": run.brier}
+    return binary if run.score is None else run.measures
 
 
 def _measured(run: Run, centers: Sequence[str], metrics: Mapping[str, Metric]) -> dict[str, list[float]]:

@@ -1,9 +1,8 @@
 """A study from request to stored runs: plan, tune, see what is there, compute what is not.
 
 Tuning is equal for all: every combination of a method's ``grid`` runs once with each tuning seed; the one
-with the largest mean validation AUROC at the end of its runs is chosen (the first in the grid's order, where
-several have it), for each federation by itself. Test rows decide nothing here. The comparison then runs with
-what was chosen, on seeds of its own.
+with the largest mean validation AUROC at the end (the first, where several have it) is chosen, for each
+federation by itself. The comparison then runs with what was chosen, on seeds of its own.
 """
 
 import itertools
@@ -34,8 +33,6 @@ MOST: Final = 8
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """How a study ended."""
-
     planned: int
     reused: int
     computed: int
@@ -44,10 +41,8 @@ class StudyOutcome:
 
 
 def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -> StudyOutcome:
-    """Compute what a plan still lacks in the study's folder.
-
-    elsewhere: the executor's processes are not this one, and need the data in the folder.
-    """
+    """Compute what a plan still lacks in the study's folder; elsewhere: the executor's processes are not this
+    one, and need the data in the folder."""
     study = StudyFolder(out)
     with study.alone(), StudyProgress(plan.runs) as progress:
         for line in (*study.open(plan), *(f"left out: {reason}" for reason in plan.left_out)):
@@ -99,8 +94,7 @@ def run_study(
 ) -> StudyOutcome:
     """Plan a request, tune its methods if it asks for that, and compute what its folder lacks.
 
-    own, given: methods and federations that only this process knows.
-    elsewhere: the executor's processes are not this one.  before: called with the plan.
+    own, given: methods and federations that only this process knows.  before: called with the plan.
     """
     plan = make_plan(request, own, given)
     if before is not None:
@@ -116,9 +110,6 @@ def run_study(
         return [(run, result) for run, result in found if result is not None], failed
 
     return conduct(tuned(plan, trials, own), out, executor, elsewhere)
-
-
-# ---------------------------------------------------------------- tuning
 
 
 def combinations(config: Method, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -141,7 +132,6 @@ def combinations(config: Method, fixed: Mapping[str, Any]) -> list[dict[str, Any
 
 
 def tuning_plan(plan: Plan, own: Mapping[str, Method] = NONE) -> Plan:
-    """The runs that a comparison is tuned on."""
     request = plan.request
     runs = []
     methods = [method for method in request.methods if any(run.method == method for run in plan.runs)]

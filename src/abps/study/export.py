@@ -96,7 +96,6 @@ def _scalars(run: Run) -> Iterator[tuple[str, float, int]]:
 
 
 def _settings(label: str, run: Run) -> Iterator[tuple[str, Any]]:
-    """What a run was asked for, flat."""
     yield from {"method": label, "seed": run.seed, "data": run.data.name, "centers": run.data.centers}.items()
     yield "fingerprint", run.data.fingerprint
     waiting = [("config", run.config)]
@@ -109,5 +108,4 @@ def _settings(label: str, run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _name(text: str) -> str:
-    """A name as both tools allow it."""
     return re.sub(r"[^\w\-. /]+", "-", text).strip("-")

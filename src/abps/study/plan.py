@@ -55,7 +55,6 @@ class Source:
     min_stays: int | None = None
 
     def load(self) -> Federation:
-        """The federation."""
         return load(self.data, self.roles, self.min_stays)
 
 
@@ -63,9 +62,8 @@ class Source:
 class Request:
     """What was asked for, as a study's folder keeps it; :class:`StudyOptions` says what the fields mean.
 
-    settings: replaced in every method that has them.  references: run beside the methods as they are.
-    folds: 1: one split; None: the default (:func:`folds_of`).  tune: seeds; none: methods run as they are.
-    words: the methods as they were asked for, by their names or in sets (``paper``, ``all``).
+    references: run beside the methods as they are.  folds: 1: one split; None: see :func:`folds_of`.
+    tune: seeds; none: methods run as they are.  words: the methods as asked for (``paper``, ``all``).
     """
 
     sources: tuple[Source, ...]
@@ -102,8 +100,7 @@ class StudyOptions(TypedDict, total=False):
     model, settings: replaced in every method that has them.
     references: also run what a hospital alone, pooled rows and a federated regression would give; or which.
     folds: every patient is scored out of so many folds (default 5; 1: the test rows of one split).
-    tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
-    on validation rows.
+    tune: first try every method's grid on other seeds (two, or those named), judged on validation rows.
     subgroups: columns by which accuracy is shown, besides sex and age where they are found.
     attack: members that attack, as ``"sign-flip:share=0.2"``.
     """
@@ -170,8 +167,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """What tuning chose for a method on one federation, by its fingerprint, and all that it tried; nothing
-    was tried where a method has nothing to tune."""
+    """What tuning chose for a method on one federation (its fingerprint), and all that it tried."""
 
     method: str
     data: str
@@ -181,10 +177,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: a method with its settings on one federation with one seed.
+    """One run: a method with its settings on one federation, by its fingerprint, with one seed.
 
-    label: how tables call the method: its name; of a trial of tuning also its settings.
-    data: the federation's fingerprint.  key: a digest of everything that decides the result.
+    label: the method's name; of a trial of tuning also its settings.  key: a digest of all that decides it.
     """
 
     label: str
@@ -208,10 +203,8 @@ class PlannedRun:
         return configure(own.get(self.method, self.method), self.settings, self.rounds)
 
     def identity(self, config: Method, source: str | None = None) -> dict[str, Any]:
-        """Everything that decides the result: the version of the package, the settings, and the data.
-
-        A method of one's own counts by its source (:func:`source_of`, unless it is given).
-        """
+        """Everything that decides the result: the version of the package, the settings, the data, and the
+        source of a method of one's own."""
         asked = {"folds": self.folds, "attack": self.attack, "subgroups": list(self.subgroups) or None}
         kind = type(config)
         asked["source"] = source or source_of(kind) or None
@@ -226,12 +219,10 @@ class PlannedRun:
         }
 
     def compute(self, federation: Federation, config: Method, progress: Progress | None = None) -> Run:
-        """The run's result."""
         how = (self.seed, self.folds, progress, self.method, self.attack, self.subgroups)
         return compute(federation, config, *how)
 
     def keyed(self, own: Mapping[str, Method] = NONE) -> PlannedRun:
-        """This run with its key."""
         return replace(self, key=key_of(self.identity(self.config(own))))
 
 
@@ -247,7 +238,6 @@ class Plan:
 
 
 def slug(text: str) -> str:
-    """Text as part of a file name."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")
 
 
@@ -283,19 +273,17 @@ def source_of(kind: type) -> str:
 
 
 def folds_of(request: Request) -> int | None:
-    """In how many folds every row is scored; None: the test rows of one split.
-
-    Unless the request says it: five. The paper's table and attacks keep one split.
-    """
-    if request.folds is not None and request.folds != 1 and request.folds < FEWEST_FOLDS:
-        raise RequestError(f"folds={request.folds}: choose 1 (one split) or at least {FEWEST_FOLDS}")
-    if request.folds is not None:
-        return None if request.folds == 1 else request.folds
-    return None if "paper" in request.words or request.attack is not None else FOLDS
+    """In how many folds every row is scored; None: the test rows of one split, as the paper's table and
+    attacks have it unless the request says otherwise."""
+    asked = request.folds
+    if asked is None:
+        return None if "paper" in request.words or request.attack is not None else FOLDS
+    if asked != 1 and asked < FEWEST_FOLDS:
+        raise RequestError(f"folds={asked}: choose 1 (one split) or at least {FEWEST_FOLDS}")
+    return None if asked == 1 else asked
 
 
 def key_of(content: Mapping[str, Any]) -> str:
-    """A digest of an identity."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -309,10 +297,8 @@ def make_plan(
     """The runs of a request, with every configuration checked before anything is computed.
 
     What stands in a set (``paper``, ``all``) and cannot run on this data is left out and named; what was
-    asked for by its name is not.
-    own: configurations that only this process knows, by name.
-    given: the federations, where they need not be loaded from the request's sources.
-    choices: what tuning chose.
+    asked for by its name is not.  own: configurations that only this process knows, by name.  given: the
+    federations, where they need not be loaded.  choices: what tuning chose.
     """
     plain = _checked_methods(request, own)
     chosen = {(choice.data, choice.method): choice.settings for choice in choices}
@@ -349,7 +335,6 @@ def make_plan(
 
 
 def known_settings(request: Request, config: Method) -> dict[str, Any]:
-    """The settings of a request that a method has."""
     known = names(config)
     return {name: value for name, value in request.settings.items() if name in known}
 
@@ -372,13 +357,10 @@ def _checked_methods(request: Request, own: Mapping[str, Method]) -> dict[str, M
 
 def _cannot_run(methods: Mapping[str, Method], request: Request, federation: Federation) -> dict[str, str]:
     """By method that was not asked for by its name and cannot run on a federation, why."""
-    found = {}
+    found, kind = {}, federation.outcome.kind
     for name, config in methods.items():
-        if name in request.words:
-            continue
         if name in NEEDS_GROUPS and federation.groups is None:
             found[name] = f"{name} on {federation.name}: it needs a column that groups centers"
-        elif config.only_binary and not federation.outcome.binary:
-            kind = federation.outcome.kind
+        elif config.only_binary and kind != "binary":
             found[name] = f"{name} on {federation.name}, an outcome of {kind}: {config.only_binary}"
-    return found
+    return {name: why for name, why in found.items() if name not in request.words}

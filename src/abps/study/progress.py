@@ -52,17 +52,14 @@ class StudyProgress:
         self._lanes = max(1, count)
 
     def there(self, run: PlannedRun, score: float) -> None:
-        """A run is there."""
         self._bar.advance(self._task)
         last = f"{run.label} {score:.4f}" if math.isfinite(score) else run.label
         self._bar.update(self._task, description=f"{self._line()}  {last}  {self.note}")
 
     def waiting(self, run: PlannedRun) -> None:
-        """A run that is to be computed."""
         self._waiting.add(run.key)
 
     def round(self, run: PlannedRun, t: int, rounds: int) -> None:
-        """A run finished its round t."""
         self._waiting.discard(run.key)
         began, _ = self._begun.get(run.key, (time.monotonic(), 0.0))
         self._begun[run.key] = (began, t / rounds)
@@ -72,7 +69,6 @@ class StudyProgress:
         self._waiting.discard(run.key)
 
     def done(self, run: PlannedRun, score: float, seconds: float) -> None:
-        """A run is finished and stored."""
         self._ended(run)
         self._seconds.append(seconds)
         self.there(run, score)
@@ -81,7 +77,6 @@ class StudyProgress:
             self.say(self._line())
 
     def failed(self, run: PlannedRun, error: str) -> None:
-        """A run failed."""
         self._ended(run)
         self.say(f"failed: {run.label}, seed {run.seed}: {error}")
 

@@ -1,9 +1,8 @@
 """Runs on disk: each in a folder of its own, whole or not there.
 
 A run's folder holds ``result.json``, ``decisions.parquet``, ``scores.parquet``, the ledger of a private run
-and, written last, the receipt ``run.json`` with the run's identity and the digests of the others. Only a
-folder whose receipt names the wanted run and whose files match their digests counts as done; anything else is
-named and computed again.
+and, written last, the receipt ``run.json`` with the run's identity and the digests of the others. A folder
+that does not match its receipt is named and computed again.
 """
 
 import contextlib
@@ -48,9 +47,6 @@ class Found:
 
 class Damaged(RequestError):
     """A file is not what it was when it was written."""
-
-
-# ---------------------------------------------------------------- one run
 
 
 def write_run(folder: Path, run: Run, content: Mapping[str, Any]) -> None:
@@ -101,12 +97,8 @@ def look(folder: Path, key: str) -> Found:
 
 
 def digest(path: Path) -> str:
-    """A digest of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-# ---------------------------------------------------------------- the data of runs elsewhere
 
 
 def write_federation(place: Path, federation: Federation) -> None:
@@ -157,9 +149,6 @@ def read_federation(place: Path, fingerprint: str) -> Federation:
     return federation
 
 
-# ---------------------------------------------------------------- a study
-
-
 @dataclass(frozen=True)
 class StudyRecord:
     """What a study's folder says: what was asked for, on which data, and the runs that follow."""
@@ -172,7 +161,6 @@ class StudyRecord:
 
 
 def record_of(plan: Plan) -> StudyRecord:
-    """A plan as its study's folder keeps it."""
     data = tuple(federation.about() for federation in plan.federations.values())
     return StudyRecord(plan.request, data, plan.left_out, plan.runs, plan.choices)
 
@@ -190,7 +178,6 @@ class StudyFolder:
 
     @property
     def path(self) -> Path:
-        """The file with the plan."""
         return self.root / "study.json"
 
     def keep(self, federation: Federation) -> str:
@@ -206,15 +193,12 @@ class StudyFolder:
         return problem
 
     def drop_data(self) -> None:
-        """Remove all stored federations."""
         shutil.rmtree(self.cache, ignore_errors=True)
 
     def folder(self, run: PlannedRun) -> Path:
-        """The folder of a run."""
         return self.root / "runs" / run.folder
 
     def look(self, run: PlannedRun) -> Found:
-        """What is there of a run."""
         return look(self.folder(run), run.key)
 
     def failure(self, run: PlannedRun) -> str:
@@ -228,7 +212,6 @@ class StudyFolder:
             return "it failed, and the note about it cannot be read"
 
     def note_failure(self, run: PlannedRun, error: str, details: str = "", request: bool = False) -> None:
-        """Keep why a run failed, beside where its result would be."""
         note = {"key": run.key, "method": run.label, "seed": run.seed, "error": error}
         note |= {"request": request, "details": details}
         files.write_json(self.folder(run) / FAILED, note)
@@ -268,7 +251,6 @@ class StudyFolder:
         return said
 
     def read(self) -> StudyRecord:
-        """The study as it was written."""
         if not self.path.exists():
             raise RequestError(
                 f"{self.root} holds no study ({self.path.name} is missing); a comparison makes one"
@@ -293,10 +275,8 @@ class StudyFolder:
         )
 
     def count_look(self, seeds: Sequence[int]) -> int:
-        """How many times the study was looked at with another set of repeats, this time included.
-
-        Verdicts of a study that grows after it was looked at are held to a stricter level.
-        """
+        """How many times the study was looked at with another set of repeats, this time included: verdicts of
+        a study that grows after a look are held to a stricter level."""
         path, now = self.root / LOOKS, sorted(seeds)
         try:
             looks = [list(map(int, each)) for each in json.loads(path.read_text(encoding="utf-8"))]
@@ -373,9 +353,6 @@ def _same_study(root: Path, old: Request, new: Request) -> None:
             )
 
 
-# ---------------------------------------------------------------- study.toml
-
-
 def options_of(plan: Plan) -> dict[str, Any]:
     """The options that ask for a plan; where runs are computed is not among them."""
     request = plan.request
@@ -401,7 +378,6 @@ def options_of(plan: Plan) -> dict[str, Any]:
 
 
 def study_toml(plan: Plan) -> str:
-    """The file beside a study."""
     head = "# What this study asked for. Again: abps compare --config study.toml --out NEW-FOLDER\n"
     if any(source.roles is None and not is_builtin(source.data) for source in plan.request.sources):
         head += "# The data were given in Python; put the file and its columns in the place of `data`.\n"

@@ -1,9 +1,8 @@
 """Runs on a Slurm cluster: job arrays through submitit.
 
 What is finished is read from the study's folder, which must lie on a file system that all nodes share.
-submitit learns how jobs fare from Slurm's accounting database, which many sites do not run; without it a
-job that dies or is cancelled would never be noticed. So the queue itself is asked (``squeue``,
-``scontrol``), every question has a time limit, and waiting has a deadline.
+submitit learns how jobs fare from Slurm's accounting database, which many sites do not run; so the queue
+itself is asked (``squeue``, ``scontrol``), every question has a time limit, and waiting has a deadline.
 """
 
 import json
@@ -57,9 +56,6 @@ class Slurm:
                 raise RequestError(f"slurm_{name}={text!r}: letters, digits and . _ - only")
 
 
-# ---------------------------------------------------------------- asking Slurm
-
-
 class Silent(Exception):
     """Slurm did not answer."""
 
@@ -91,9 +87,6 @@ def last_state(job: str) -> str:
         return "state unknown"
     found = dict(re.findall(r"(JobState|ExitCode)=(\S+)", text))
     return f"{found.get('JobState', 'state unknown')}, exit code {found.get('ExitCode', 'unknown')}"
-
-
-# ---------------------------------------------------------------- job arrays
 
 
 def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress, slurm: Slurm) -> None:
@@ -218,7 +211,6 @@ def collect(
 def _queue_state(
     waiting: Mapping[str, tuple[str, str]], jobs: Mapping[str, str], runs: Mapping[str, PlannedRun]
 ) -> str:
-    """How many jobs run and wait, and why they wait."""
     ours = [waiting[jobs[key]] for key in runs if jobs[key] in waiting]
     running = sum(state == "RUNNING" for state, _ in ours)
     reasons = sorted({reason for state, reason in ours if state == "PENDING" and reason not in ("None", "")})
@@ -233,14 +225,9 @@ def _log(study: StudyFolder, job: str) -> str:
     return ""
 
 
-# ---------------------------------------------------------------- what a job does
-
-
 def own_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
-    """The cores of a Slurm task, where Slurm itself does not bind tasks to cores; empty elsewhere.
-
-    Without binding every task of a node sees all its cores, and the engine would start as many threads.
-    """
+    """The cores of a Slurm task, where Slurm does not bind tasks to cores (the engine would start a thread
+    for each core of the node); empty elsewhere."""
     asked = environment.get("SLURM_CPUS_PER_TASK", "")
     if not asked.isdigit() or not hasattr(os, "sched_getaffinity"):
         return []
@@ -260,6 +247,4 @@ def compute_task(root: str, key: str) -> bool:
         raise SystemExit(f"the study in {root} has no run {key}; ask for the comparison again")
     if study.look(run).result is not None:
         return True
-    return Runner(Path(root)).compute(
-        run, lambda event: print(json.dumps(event), file=sys.stderr, flush=True)
-    )
+    return Runner(study.root).compute(run, lambda event: print(json.dumps(event), file=sys.stderr))

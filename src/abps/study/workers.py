@@ -2,9 +2,8 @@
 
 ``python -m abps.study.workers`` reads runs from standard input, one JSON line each. The first line says for
 which study, on which cores, and with which methods that have no module: {"study": FOLDER, "cores": [NUMBERS],
-"own": PICKLED}. Until then the worker imports what it will need. It answers on standard output, one JSON line
-per event, and ends when its standard input closes, also in the middle of a run: when the study's process is
-killed, nothing goes on behind it.
+"own": PICKLED}. It answers on standard output, one JSON line per event, and ends when its standard input
+closes, also in the middle of a run: when the study's process is killed, nothing goes on behind it.
 
 What computes is imported where it is used: ``abps demo`` starts its workers first and imports meanwhile.
 """
@@ -50,8 +49,8 @@ Event = dict[str, Any]
 class Runner:
     """Computes runs of one study; keeps the federation that it used last.
 
-    own: configurations that only this process knows.  given: federations that need not be read.
-    sources: digests of the source of own methods, where only another process can read it.
+    own: configurations that only this process knows, sources: digests of their source, where only another
+    process can read it.  given: federations that need not be read.
     """
 
     def __init__(
@@ -102,10 +101,8 @@ class Runner:
 
 def import_path() -> str:
     """Where a worker finds this package and the modules that its study's process could import."""
-    before = [
-        str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
-    ]
-    return os.pathsep.join([str(Path(__file__).parents[2]), *before, str(Path.cwd())])
+    before = (Path(part).absolute() for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)
+    return os.pathsep.join(map(str, [Path(__file__).parents[2], *before, Path.cwd()]))
 
 
 def keep_to(cores: list[int]) -> None:
@@ -161,8 +158,6 @@ def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[
 
 
 class _Worker:
-    """A worker process, which takes runs one after another."""
-
     def __init__(self) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
         environment = dict(os.environ) | {"PYTHONPATH": import_path()}
@@ -191,12 +186,10 @@ class _Worker:
         yield {"event": "gone", "error": f"the process that computed it ended with {how}"}
 
     def last_words(self) -> str:
-        """What the worker wrote to its standard error."""
         self._log.seek(0)
         return self._log.read()[-4000:].decode(errors="replace").strip()
 
     def end(self) -> None:
-        """Stop the worker, whatever it is doing."""
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
@@ -206,10 +199,8 @@ class _Worker:
 
 
 class LocalExecutor:
-    """Computes runs in worker processes; they may get ready while the study is still being planned.
-
-    jobs: processes at the same time; default: one per core.  own: methods without a module of their own.
-    """
+    """Computes runs in worker processes, by default one per core; they may get ready while the study is still
+    being planned.  own: methods without a module of their own."""
 
     def __init__(self, jobs: int | None = None, own: Mapping[str, Method] | None = None) -> None:
         self._jobs = jobs
@@ -230,7 +221,6 @@ class LocalExecutor:
             self._workers.append(_Worker())
 
     def __call__(self, study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress) -> None:
-        """Compute runs; failures are shown and noted in the study."""
         shares = share_cores(available_cores(), self._jobs, len(todo))
         progress.lanes(len(shares))
         # The longest first, so that no core waits for another at the end: models fitted at once, then those
@@ -290,7 +280,6 @@ def _pickled(own: Mapping[str, Method]) -> str | None:
 
 
 def note(progress: StudyProgress, run: PlannedRun, event: Event) -> None:
-    """Show an event of a run."""
     if event["event"] == "round":
         progress.round(run, event["round"], event["rounds"])
     elif event["event"] == "done":
