@@ -1,8 +1,8 @@
 """Whether probabilities mean what they say: in the large, slope, smooth curve; and how to mend them.
 
-A model is calibrated in the large if as many events happen as it expects, and its slope is 1 if its
-probabilities are as spread out as they should be (below 1: too extreme, as after overfitting). The smooth
-curve shows where it errs. All are logistic regressions on the model's own log odds.
+In the large: as many events happen as expected. Slope: 1 if probabilities are as spread out as they should be
+(below 1: too extreme, as after overfitting). The smooth curve shows where a model errs. All are logistic
+regressions on its own log odds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ ENOUGH_CURVE = 20
 #: Harrell's places for the knots of a restricted cubic spline, by their number.
 _KNOTS = {3: (0.10, 0.50, 0.90), 4: (0.05, 0.35, 0.65, 0.95), 5: (0.05, 0.275, 0.5, 0.725, 0.95)}
 
-
 #: The level of the tests that ask for a recalibration.
 LEVEL = 0.05
 
@@ -47,7 +46,6 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether it is known."""
         return math.isfinite(self.value)
 
 
@@ -71,10 +69,7 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationCurve:
-    """A smooth calibration curve.  at: (k,) predicted probabilities.  observed, low, high: (k,).
-
-    error: the mean distance between predicted and observed over all rows.
-    """
+    """at: (k,) predicted probabilities.  observed, low, high: (k,).  error: mean distance over all rows."""
 
     at: Floats
     observed: Floats
@@ -99,13 +94,11 @@ class Recalibration:
 
 
 def log_odds(probability: Floats) -> Floats:
-    """Log odds of probabilities, kept away from infinity."""
     p = np.clip(np.asarray(probability, dtype=np.float64), EDGE, 1.0 - EDGE)
     return np.log(p) - np.log1p(-p)
 
 
 def expit(eta: Floats) -> Floats:
-    """Probabilities of log odds."""
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(eta, -700.0, 700.0))))
 
 
@@ -135,11 +128,8 @@ def _wald(fit: LogisticFit, k: int) -> Interval:
 
 
 def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> CalibrationCurve | None:
-    """The smooth curve: logistic regression on a restricted cubic spline of the log odds; None if too few.
-
-    Three knots from 20 events and non-events on, four from 100, five from 300. Drawn between the 1st and the
-    99th percentile of the predictions.
-    """
+    """Logistic regression on a restricted cubic spline of the log odds, from the 1st to the 99th percentile;
+    three knots from 20 events and non-events on, four from 100, five from 300. None if there are fewer."""
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
     fewest = min(y.sum(), len(y) - y.sum())
     if fewest < ENOUGH_CURVE:
@@ -157,13 +147,8 @@ def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Calibratio
     middle = basis @ fit.coefficients
     half = ndtri(0.975) * np.sqrt(np.einsum("ij,jk,ik->i", basis, fit.covariance, basis))
     distance = np.abs(expit(_with_one(predicted, knots) @ fit.coefficients) - p)
-    return CalibrationCurve(
-        expit(grid),
-        expit(middle),
-        expit(middle - half),
-        expit(middle + half),
-        float(distance.mean()),
-    )
+    low, mean, high = (expit(middle + by) for by in (-half, 0.0, half))
+    return CalibrationCurve(expit(grid), mean, low, high, float(distance.mean()))
 
 
 def restricted_cubic(x: Floats, knots: Sequence[float] | Floats) -> Floats:
@@ -189,8 +174,8 @@ def _with_one(x: Floats, knots: Floats) -> Floats:
 def recalibration(probability: Floats, y: Floats) -> Recalibration:
     """What change of intercept and slope the rows ask for, by a closed test (Vergouwe and others, 2017).
 
-    First both against none at 5 %; only if that rejects, both against the intercept alone. So a model
-    that is right is left alone in 95 of 100 cases, however few the rows.
+    First both against none at 5 %; only if that rejects, both against the intercept alone: a model that is
+    right is left alone in 95 of 100 cases, however few the rows.
     """
     y = np.asarray(y, dtype=np.float64)
     if min(y.sum(), len(y) - y.sum()) < ENOUGH:
@@ -215,11 +200,8 @@ def recalibration(probability: Floats, y: Floats) -> Recalibration:
 
 @dataclass(frozen=True, eq=False)
 class LogisticFit:
-    """coefficients: (k,).  covariance: (k, k) inverse information at the maximum.
-
-    deviance: -2 log likelihood.
-    converged: False where there is no maximum (the columns separate the classes) or it was not reached.
-    """
+    """covariance: (k, k) inverse information at the maximum.  deviance: -2 log likelihood.  converged: False
+    where there is no maximum (the columns separate the classes) or it was not reached."""
 
     coefficients: Floats
     covariance: Floats

@@ -2,11 +2,10 @@
 
 Model: measured gain ~ N(true gain, variance by patients); true gains ~ a normal law about mu + slope * x with
 spread tau, and one hospital in fifty with five times that spread, so that a hospital that truly differs keeps
-its difference. x is 1/events, standardised: small hospitals gain more from others and must not be drawn
-towards what large ones gain. Small hospitals may also differ more from each other in what they gain: tau is
-that of a hospital of median size, and grows with a power of 1/events that the data choose. The posterior
-integrates over tau, that power and how far the variance by patients is overestimated on a grid, over mu and
-slope by Laplace's approximation; it is a mixture of normal laws.
+its difference. x is 1/events, standardised: small hospitals gain more from others. tau is that of a hospital
+of median size, and grows with a power of 1/events that the data choose. The posterior integrates over tau,
+that power and how far the variance by patients is overestimated on a grid, over mu and slope by Laplace's
+approximation; it is a mixture of normal laws.
 """
 
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ class Mixture:
 
     @property
     def mean(self) -> Floats:
-        """(rows,) expected values."""
         return np.asarray((self.weight * self.middle).sum(axis=1))
 
     def above(self, limit: float) -> Floats:
@@ -75,8 +73,7 @@ class Mixture:
 class HospitalGains:
     """Posterior of every hospital's true gain; NaN for hospitals that could not be compared.
 
-    measured: (C,) by its own patients.
-    model: the gain of the models that a hospital would get from one training.
+    measured: (C,) by its own patients.  model: the gain of the models that it would get from one training.
     expected: the mean gain over trainings (for counts of hospitals).
     further: one row, the gain of one more hospital whose size is drawn from those of these hospitals.
     """
@@ -92,10 +89,8 @@ class HospitalGains:
 
 
 def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0.0) -> HospitalGains | None:
-    """The posterior of all hospitals; None if no hospital could be compared.
-
-    run_variance: variance of the average gain by training runs, common to all hospitals.
-    """
+    """The posterior of all hospitals; None if none could be compared.  run_variance: of the average gain by
+    training runs, common to all hospitals."""
     variance, freedom = cells.moderated
     known = np.isfinite(cells.gain) & np.isfinite(variance)
     if not known.any():
@@ -126,22 +121,15 @@ def hospital_gains(cells: PairedCells, inflation: float, run_variance: float = 0
 
     between = fit.between + uncertain + common + 1e-12
     share = np.array([1.0 - UNUSUAL, UNUSUAL])[:, None, None] * fit.tau[:, None] / len(gain)
-    further = Mixture(
-        *(
-            np.broadcast_to(part, between.shape).reshape(1, -1)
-            for part in (share, fit.prior, np.sqrt(between))
-        )
-    )
+    parts = share, fit.prior, np.sqrt(between)
+    further = Mixture(*(np.broadcast_to(part, between.shape).reshape(1, -1) for part in parts))
     return HospitalGains(cells.gain, mixture(square + luck + common), mixture(square + common), further)
 
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """Mean and slope for every point of the grid.
-
-    tau: (T,) posterior.  covariance: (T, 2, 2) of mean and slope.  prior: (T, C) mu + slope x.
-    between: (2, T, C) variance of true gains, usual and unusual.  weight: (2, T, C) of the laws.
-    """
+    """For every point of the grid: tau (T,) its posterior; covariance (T, 2, 2) of mean and slope; prior (T,
+    C) mu + slope x; usual and unusual variance between true gains, and weight of the laws: (2, T, C)."""
 
     tau: Floats
     covariance: Floats
@@ -151,10 +139,8 @@ class _Fit:
 
 
 def _fit(gain: Floats, variance: Floats, design: Floats, relative: Floats) -> _Fit:
-    """Mean and slope for every point of the grid (powers, shares, spreads), and its posterior.
-
-    relative: (C,) 1/events over that of the median hospital.
-    """
+    """Mean and slope for every point of the grid (powers, shares, spreads), and its posterior; relative: (C,)
+    1/events over that of the median hospital."""
     grid = np.meshgrid(np.array(POWERS), np.array(SHARES), TAUS, indexing="ij")
     power, part, tau = (each.ravel() for each in grid)
     cell = np.tile(np.concatenate([[TAUS[1]], np.diff(TAUS)]), len(tau) // len(TAUS))

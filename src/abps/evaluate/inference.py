@@ -1,11 +1,10 @@
 """The gain of one method over another in a federation, with an interval for patients and training runs.
 
-Two questions have two intervals. *These hospitals*: the mean over these hospitals if their patients and the
-training runs were drawn anew. *Hospitals like these*: the mean over the population that they come from. Both
-allow for the training runs (initial weights, order of batches, which rows train) with degrees of freedom of
-their own; the squares of the half-widths add up (MOVER, Zou and Donner 2008). The patients' part is widened
-because test patients of one run train the models of the others (Nadeau and Bengio 2003); by half of their
-factor, as the scatter of folds is already in it.
+*These hospitals*: the mean over these hospitals if their patients and the training runs were drawn anew.
+*Hospitals like these*: the mean over the population that they come from. Both allow for the training runs
+with degrees of freedom of their own; the squares of the half-widths add up (MOVER, Zou and Donner 2008). The
+patients' part is widened because test patients of one run train the models of the others (Nadeau and Bengio
+2003); by half of their factor, as the scatter of folds is already in it.
 """
 
 import math
@@ -37,12 +36,8 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class AverageGain:
-    """A weighted mean of hospitals' gains and the parts of its variance.
-
-    patients: by the hospitals' patients.  between: by the hospitals, if they are a sample.
-    runs: by the training runs; NaN with a single run.  run_freedom, patient_freedom: degrees of freedom.
-    hospitals: how many are in the mean.
-    """
+    """A weighted mean of so many hospitals' gains, and the parts of its variance: by patients, between the
+    hospitals if they are a sample, and by training runs (NaN with a single one)."""
 
     estimate: float
     patients: float
@@ -98,10 +93,7 @@ def split_inflation(test_rows: float, training_rows: float) -> float:
 
 
 def average_gain(cells: PairedCells, inflation: float, weight: Floats | None = None) -> AverageGain:
-    """The mean gain over hospitals with the parts of its variance.
-
-    weight: (C,) what hospitals count for; default: all the same.
-    """
+    """The mean gain over hospitals with the parts of its variance.  weight: (C,); default: equal."""
     variance, freedom = cells.moderated
     known = np.isfinite(cells.gain) & np.isfinite(variance)
     count = int(known.sum())
@@ -121,10 +113,8 @@ def average_gain(cells: PairedCells, inflation: float, weight: Floats | None = N
 
 
 def _run_variance(cells: PairedCells, gain: Floats, w: Floats) -> tuple[float, int]:
-    """The variance of the mean by training runs, and its degrees of freedom.
-
-    The hospitals' own noise is taken out of the scatter of runs: of few runs not all, as it is known badly.
-    """
+    """The variance of the mean by training runs, and its degrees of freedom; the hospitals' own noise is
+    taken out of the scatter of runs, of few runs not all, as it is known badly."""
     share = cells.weight / np.maximum(cells.weight.sum(axis=0), 1e-300) * w
     part = np.where(cells.weight > 0, share * (cells.cell - gain), 0.0)
     count = len(part)

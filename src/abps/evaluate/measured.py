@@ -27,10 +27,7 @@ from abps.evaluate.paired import (
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Scores of several methods on the same rows.
-
-    main: AUROC, or the main measure of another outcome.  loss: log-loss, or the outcome's own loss.
-    """
+    """Scores of several methods on the same rows: the main measure of the outcome (AUROC), and its loss."""
 
     rows: ScoredRows
     main: RowValues
@@ -54,19 +51,14 @@ class Measured:
 
 
 def measured(frames: Mapping[str, Sequence[pl.DataFrame]], centers: int) -> Measured:
-    """The measures of methods, each with one frame per repeat (the same repeats in the same order).
-
-    Rows that not every method scored in a repeat do not count.
-    """
+    """The measures of methods, each with one frame per repeat (the same repeats in the same order); rows that
+    not every method scored in a repeat do not count."""
     parts = {name: _stacked(each) for name, each in frames.items()}
     first = next(iter(parts.values()))
     if any(not part["key"].equals(first["key"]) for part in parts.values()):
         for part in parts.values():
             first = first.join(part, on="key", how="semi", maintain_order="left")
-        parts = {
-            name: part.join(first, on="key", how="semi", maintain_order="left")
-            for name, part in parts.items()
-        }
+        parts = {n: p.join(first, on="key", how="semi", maintain_order="left") for n, p in parts.items()}
         first = next(iter(parts.values()))
     number, run = np.unique(first["repeat"].to_numpy() * 256 + first["fold"].to_numpy(), return_inverse=True)
     rows = ScoredRows(
@@ -91,7 +83,6 @@ def _stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _measures(rows: ScoredRows, parts: Mapping[str, pl.DataFrame]) -> Measured:
-    """The measures that the columns allow."""
     columns = next(iter(parts.values())).columns
 
     def values(column: str) -> dict[str, Floats]:

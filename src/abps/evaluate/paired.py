@@ -1,10 +1,9 @@
 """Two methods on the same patients: differences per hospital and training run, with their patients' variance.
 
-Every measure here is a weighted mean over rows. A row in run r at hospital c has a weight (the number of
+Every measure here is a weighted mean over rows: a row in run r at hospital c has a weight (the number of
 pairs it is compared in; 1 for a loss) and, for every method, a value (the share of those pairs that the
-method ranks correctly; minus its loss). Only rows that were scored by the same model are compared: scores of
-two folds come from two models, and pairs across them would punish methods whose models have intercepts of
-their own.
+method ranks correctly; minus its loss). Only rows that were scored by the same model are compared: pairs
+across folds would punish methods whose models have intercepts of their own.
 """
 
 from collections.abc import Mapping
@@ -33,7 +32,6 @@ class ScoredRows:
 
     row, patient, center, run: (entries,) which row it is (repeats share rows), whose, at which hospital, and
     by which training run (repeat and fold) it was scored.  y: (entries,) 1 for an event, else 0.
-    centers, runs: how many there are.
     """
 
     row: Ints
@@ -55,9 +53,8 @@ class RowValues:
     """What every entry contributes to a measure.
 
     weight: (entries,), the same for all methods.  value: by method, (entries,); larger is better.
-    order: how many rows form one comparison: 2 for pairs, 1 for losses.
-    support: (2, centers) rows of the two classes that pairs are formed of (events and others); of a loss,
-    rows twice.
+    order: rows of one comparison: 2 for pairs, 1 for losses.
+    support: (2, centers) rows of the two classes that pairs are formed of; of a loss, rows twice.
     """
 
     weight: Floats
@@ -89,11 +86,8 @@ class PairedCells:
 
     @cached_property
     def moderated(self) -> tuple[Floats, Floats]:
-        """(C,) variances drawn towards what hospitals of a size have in common, and their degrees of freedom.
-
-        Empirical Bayes for variances (Smyth 2004) with a trend: models of small hospitals differ more from
-        each other. A hospital with one event has the variance of its size.
-        """
+        """(C,) variances drawn towards what hospitals of a size have in common, and their degrees of freedom:
+        empirical Bayes (Smyth 2004) with a trend, because models of small hospitals differ more."""
         own = np.maximum(self.freedom, 0.0)
         known = (own > 0) & np.isfinite(self.gain)
         if not known.any():
@@ -112,10 +106,8 @@ class PairedCells:
 
 
 def variance_trend(per_unit: Floats, freedom: Floats, x: Floats) -> Floats:
-    """(C,) common variances exp(a + b x) by gamma regression; the slope b ~ N(0, 0.5²), 0 of few hospitals.
-
-    freedom: (C,) of the variances; those with 0 do not count.
-    """
+    """(C,) common variances exp(a + b x) by gamma regression; the slope b ~ N(0, 0.5²), 0 of few hospitals;
+    variances with 0 degrees of freedom do not count."""
     mean = float(freedom @ per_unit / freedom.sum())
     if (freedom > 0).sum() < 3 or mean <= 0:
         return np.full(len(per_unit), mean)
@@ -135,9 +127,6 @@ def prior_freedom(per_unit: Floats, freedom: Floats, common: Floats) -> float:
         return LEAST_PRIOR
     excess = float(freedom @ ((per_unit / common - 1.0) ** 2 - 2.0 / freedom) / freedom.sum())
     return float(np.clip(2.0 / excess, LEAST_PRIOR, MOST_PRIOR)) if excess > 0 else MOST_PRIOR
-
-
-# ---------------------------------------------------------------------------------- from scores to values
 
 
 def placements(cell: Ints, y: Floats, score: Floats) -> Floats:
@@ -175,11 +164,8 @@ def auroc_values(rows: ScoredRows, scores: Mapping[str, Floats]) -> RowValues:
 
 
 def concordance_values(rows: ScoredRows, time: Floats, risks: Mapping[str, Floats]) -> RowValues:
-    """Values of the concordance index: ``rows.y`` is whether the event happened at ``time``.
-
-    A pair counts if one row has its event while the other is still observed; at equal times an event comes
-    before the end of observation.
-    """
+    """Values of the concordance index: ``rows.y`` is whether the event happened at ``time``. A pair counts if
+    one row has its event while the other is still observed; at equal times the event comes first."""
     weight = np.zeros(len(time))
     hits = {name: np.zeros(len(time)) for name in risks}
     order = np.argsort(rows.cell, kind="stable")
@@ -215,9 +201,6 @@ def _class_counts(rows: ScoredRows, used: NDArray[np.bool_]) -> Floats:
     return np.stack([np.bincount(center, weights=part, minlength=rows.centers) for part in (y, 1.0 - y)])
 
 
-# ---------------------------------------------------------------------------------- from values to cells
-
-
 def level(rows: ScoredRows, values: RowValues, method: str) -> Floats:
     """(C,) the measure of one method at every hospital, over all its runs; NaN where it is not defined."""
     total = np.bincount(rows.center, weights=values.weight, minlength=rows.centers)
@@ -227,7 +210,6 @@ def level(rows: ScoredRows, values: RowValues, method: str) -> Floats:
 
 
 def paired_cells(rows: ScoredRows, values: RowValues, first: str, second: str) -> PairedCells:
-    """Cells of ``first`` minus ``second``."""
     difference = values.value[first] - values.value[second]
     shape, size = (rows.runs, rows.centers), rows.runs * rows.centers
     counted = np.bincount(rows.cell, weights=values.weight, minlength=size).reshape(shape)
@@ -245,18 +227,10 @@ def paired_cells(rows: ScoredRows, values: RowValues, first: str, second: str) -
         unit = 1.0 / np.maximum(events, 1.0) + 1.0 / np.maximum(others, 1.0)
     else:
         freedom, unit, others = events - 1.0, 1.0 / np.maximum(events, 1.0), np.zeros(rows.centers)
-    variance = np.bincount(center, weights=summed_influence**2, minlength=rows.centers)
-    return PairedCells(
-        gain,
-        events,
-        others,
-        cell,
-        counted / values.order,
-        np.where((freedom > 0) & np.isfinite(gain), variance, np.nan),
-        freedom,
-        unit,
-        (patient, center, summed_influence),
-    )
+    squares = np.bincount(center, weights=summed_influence**2, minlength=rows.centers)
+    variance = np.where((freedom > 0) & np.isfinite(gain), squares, np.nan)
+    weight, by_patient = counted / values.order, (patient, center, summed_influence)
+    return PairedCells(gain, events, others, cell, weight, variance, freedom, unit, by_patient)
 
 
 def _by_patient(

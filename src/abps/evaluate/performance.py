@@ -28,16 +28,14 @@ class Area(Interval):
 
     @property
     def enough(self) -> bool:
-        """Whether there are enough events to say anything."""
         return min(self.events, self.others) >= FEWEST_EVENTS
 
 
 def area(scores: Floats, y: Floats, fold: NDArray[np.int64] | None = None) -> Area:
     """The AUROC of (rows,) scores with DeLong's variance, the interval made on the log odds of the area.
 
-    fold: (rows,) rows with one number were scored by one model; only their pairs count. Default: all were.
-    On the log odds the interval stays between 0 and 1. An area of 0 or 1 has no variance of its own: there
-    the interval is that of the exact binomial with the smaller class as its number of trials.
+    fold: (rows,) of the model that scored a row; only pairs of one model count. An area of 0 or 1 has no
+    variance: there the interval is the exact binomial's with the smaller class as its number of trials.
     """
     positive = (np.asarray(y) > 0).astype(np.float64)
     events, others = int(positive.sum()), int((1.0 - positive).sum())
@@ -59,15 +57,9 @@ def area(scores: Floats, y: Floats, fold: NDArray[np.int64] | None = None) -> Ar
     return Area(value, low, high, events, others)
 
 
-# ---------------------------------------------------------------- decisions
-
-
 @dataclass(frozen=True, eq=False)
 class DecisionCurve:
-    """Net benefit at every threshold: of the model, of treating all, (of treating none it is 0).
-
-    thresholds, model, everyone: (k,).
-    """
+    """Net benefit at every threshold (k,): of the model, and of treating all; of treating none it is 0."""
 
     thresholds: Floats
     model: Floats
@@ -88,10 +80,8 @@ class AtThreshold:
 
 
 def decision_curve(probability: Floats, y: Floats, thresholds: Floats | None = None) -> DecisionCurve:
-    """Vickers and Elkin's decision curve of (rows,) probabilities.
-
-    Net benefit at threshold t: true positives minus false positives times t / (1 - t), per row.
-    """
+    """Vickers and Elkin's decision curve of (rows,) probabilities; net benefit at threshold t: true positives
+    minus false positives times t / (1 - t), per row."""
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
     t = np.arange(1, 51) / 100.0 if thresholds is None else np.asarray(thresholds, dtype=np.float64)
     order = np.argsort(p, kind="stable")
@@ -105,7 +95,6 @@ def decision_curve(probability: Floats, y: Floats, thresholds: Floats | None = N
 
 
 def at_threshold(probability: Floats, y: Floats, threshold: float) -> AtThreshold:
-    """Sensitivity, specificity and predictive values at one threshold."""
     called = np.asarray(probability) >= threshold
     event = np.asarray(y) > 0
     true = int((called & event).sum())
@@ -162,11 +151,8 @@ MOST_LEVELS = 8
 
 @dataclass(frozen=True)
 class Subgroup:
-    """One part of the cohort.  ratio: events over those expected.  hidden: why its numbers are not shown.
-
-    Of a part that is not small itself the area is shown although its counts are hidden: with three digits,
-    from which counts do not follow.
-    """
+    """One part of the cohort.  ratio: events over those expected.  hidden: why its numbers are not shown; of
+    a part that is not small itself the area is, with three digits, from which counts do not follow."""
 
     name: str
     rows: int = 0
@@ -179,8 +165,8 @@ class Subgroup:
 def subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> list[Subgroup]:
     """The parts by name, in the order of their names; rows without a name are "unknown".
 
-    A small part is hidden. If it is the only one, the counts of the next smallest are hidden as well:
-    otherwise those of the small one would follow from the total.
+    A small part is hidden. If it is the only one, the counts of the next smallest are hidden as well, because
+    those of the small one would follow from the total.
     """
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
     group = np.array(["unknown" if name is None else name for name in names], dtype=object)

@@ -35,7 +35,6 @@ class SurvivalCurve:
 
 
 def check_times(time: Floats, event: Bools) -> None:
-    """Refuse what is no time to an event."""
     if len(time) == 0 or len(time) != len(event):
         raise RequestError(
             f"{len(time)} times and {len(event)} events: give one of each per row, at least one"
@@ -59,13 +58,9 @@ def censoring(time: Floats, event: Bools) -> SurvivalCurve:
 def weighted_concordance(
     time: Floats, event: Bools, risk: Floats, watched: SurvivalCurve, until: float
 ) -> float:
-    """Uno's C: of all pairs in which one surely failed first, the share in which it had the larger risk.
-
-    Every pair counts by how rarely its first failure could be seen (squared), and only failures before
-    ``until`` do: it does not depend on who was watched how long. Equal risks count half.
-
-    watched: by :func:`censoring`, on training rows.
-    """
+    """Uno's C: of all pairs in which one surely failed first, the share in which it had the larger risk,
+    equal risks as half. A pair counts by how rarely its first failure could be seen
+    (squared), up to ``until``.  watched: by :func:`censoring`, on training rows."""
     check_times(time, event)
     first = np.flatnonzero(event & (time < until))
     good = pairs = 0.0
@@ -79,11 +74,8 @@ def weighted_concordance(
 
 
 def brier(time: Floats, event: Bools, survival: Floats, grid: Floats, watched: SurvivalCurve) -> Floats:
-    """(grid,) squared error of predicted survival at each time, weighted for censoring (Graf et al. 1999).
-
-    survival: (rows, grid) predicted chances to live longer.  watched: by :func:`censoring`, on training rows.
-    Rows whose watching ended before carry no weight; the others stand for them.
-    """
+    """(grid,) squared error of predicted survival (rows, grid), weighted for censoring (Graf et al. 1999):
+    rows whose watching ended before carry no weight; the others stand for them.  watched: as above."""
     check_times(time, event)
     past, there = time[:, None] <= grid[None], time[:, None] > grid[None]
     with np.errstate(divide="ignore"):

@@ -32,8 +32,6 @@ _TEST, _POWER = 1.959964, 0.841621
 
 
 class Verdict(Enum):
-    """What is said about a pair of methods."""
-
     BETTER = "better"
     WORSE = "worse"
     EQUAL = "equal"
@@ -43,8 +41,6 @@ class Verdict(Enum):
 
 
 class HospitalVerdict(Enum):
-    """What is said about one hospital's gain."""
-
     GAINS = "gains"
     PROBABLY_GAINS = "probably gains"
     SAME = "no difference that matters"
@@ -61,10 +57,7 @@ class HospitalVerdict(Enum):
 
 @dataclass(frozen=True)
 class Settles:
-    """What would settle an inconclusive comparison.
-
-    repeats: in all, if further training runs suffice.  events: in all, over all hospitals, otherwise.
-    """
+    """What would settle an inconclusive comparison: so many repeats in all, or events over all hospitals."""
 
     repeats: int | None = None
     events: int | None = None
@@ -82,10 +75,8 @@ def alpha_at_look(look: int) -> float:
 def verdict(
     gain: AverageGain, p: float | None = None, alpha: float = ALPHA, margin: float = MARGIN
 ) -> Verdict:
-    """The verdict on a pair: p (corrected for its family, if it has one) against the level of this look.
-
-    *equal* needs two one-sided tests at 5 %: the 90 % interval lies within the margin.
-    """
+    """The verdict on a pair: p (corrected for its family) against the level of this look; *equal* needs two
+    one-sided tests at 5 %: the 90 % interval lies within the margin."""
     p = gain.p() if p is None else p
     if math.isnan(p):
         return Verdict.NO_INTERVAL
@@ -98,12 +89,8 @@ def verdict(
 def settles(
     gain: AverageGain, events: float, folds: int, alpha: float = ALPHA, margin: float = MARGIN
 ) -> Settles:
-    """What would settle an inconclusive comparison.
-
-    Further repeats, if training runs are the larger part of the interval and repeating can help; else events.
-
-    The difference is taken as estimated, but not below the margin.
-    """
+    """Further repeats, if training runs are the larger part of the interval and repeating can help; else
+    events. The difference is taken as estimated, but not below the margin."""
     target = max(abs(gain.estimate), margin)
     by_patients, by_runs = gain.parts(1.0 - alpha)
     if math.isnan(by_patients):
@@ -151,11 +138,10 @@ def _hospital_verdict(estimate: float, up: float, far_up: float, not_far_down: f
 
 @dataclass(frozen=True)
 class HospitalEvidence:
-    """What is known about one hospital's gain.
+    """What is known about one hospital's gain: by its own patients alone, and with what all hospitals show.
 
-    own: by its own patients alone.  gain: with what all hospitals show.  better, clearly_better,
-    clearly_worse: probability of a gain, of one above 0.02, of a loss above 0.02.  needed: events with which
-    its own patients would show its estimated gain with a power of 80 %.
+    better, clearly_better, clearly_worse: probability of a gain, of one above 0.02, of a loss above 0.02.
+    needed: events with which its own patients would show its estimated gain with a power of 80 %.
     """
 
     own: Interval = UNKNOWN
@@ -184,17 +170,11 @@ def hospital_evidence(
     up, far_up, not_far_down = (gains.model.above(limit) for limit in (0.0, RELEVANT, -RELEVANT))
     size = np.maximum(np.abs(mean), RELEVANT)  # the gain is taken as estimated, but not below 0.02
     needed = cells.events * inflation * variance * (_TEST + _POWER) ** 2 / size**2
+    intervals = gains.measured, half, mean, low, high
+    about = up, far_up, 1.0 - not_far_down, needed, hospital_verdicts(gains, cells)
     return [
-        HospitalEvidence(
-            Interval(own, own - half[c], own + half[c]),
-            Interval(mean[c], low[c], high[c]),
-            up[c],
-            far_up[c],
-            1.0 - not_far_down[c],
-            needed[c],
-            verdict,
-        )
-        for c, (own, verdict) in enumerate(zip(gains.measured, hospital_verdicts(gains, cells)))
+        HospitalEvidence(Interval(own, own - by, own + by), Interval(*shared), *rest)
+        for (own, by, *shared), rest in zip(zip(*intervals), zip(*about))
     ]
 
 
