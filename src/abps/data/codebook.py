@@ -87,12 +87,10 @@ class Codebook:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The columns of the table that are needed, in order."""
         return tuple(dict.fromkeys([*(c.source for c in self.columns), *self.descriptors]))
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The columns of the table that are read as numbers, in order."""
         return tuple(c.source for c in self.columns if c.kind == "number")
 
     def to_json(self) -> dict[str, Any]:
@@ -324,5 +322,4 @@ def standardised(
 
 
 def sums(keys: NDArray[np.int32], n: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(n,) sums of values by center."""
     return np.bincount(keys, weights=values, minlength=n).astype(np.float64)

@@ -43,8 +43,6 @@ def builtin_table(spec: str) -> tuple[pl.DataFrame, Roles]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A center that takes no part, and why."""
-
     center: str
     rows: int
     reason: str
@@ -201,7 +199,6 @@ class Federation:
 
     @property
     def described(self) -> str:
-        """The outcome in half a sentence, with what there is of it."""
         events = int(self.outcome.events(self.label).sum())
         if self.outcome.binary:
             return f"{events:,} of them positive"

@@ -59,7 +59,6 @@ class Rows:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """(centers,) rows per center."""
         return np.diff(self.start)
 
     def positives(self) -> NDArray[np.int64]:

@@ -86,7 +86,6 @@ def _read(path: Path) -> RawTable:
 
 
 def _excel(path: Path) -> RawTable:
-    """The first sheet of a workbook."""
     if importlib.util.find_spec("fastexcel") is None:
         raise RequestError(
             f"{path} is an Excel workbook; install its reader with `pip install 'abps[excel]'`, or save the "
@@ -271,7 +270,6 @@ def stack(parts: Mapping[Any, Any], feature_names: Sequence[str] | None) -> tupl
 
 
 def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFrame:
-    """Any table in memory as a polars frame."""
     if isinstance(data, pl.LazyFrame):
         return data.collect()
     if isinstance(data, pl.DataFrame):
@@ -336,7 +334,6 @@ def _is_missing(value: Any) -> bool:
 
 
 def free_name(name: str, taken: Sequence[str]) -> str:
-    """A name that no column has yet."""
     while name in taken:
         name += "_"
     return name

@@ -65,13 +65,11 @@ class Roles:
         return Roles(label, center, **plain)
 
     def columns(self) -> dict[str, str]:
-        """By role, the column that was named."""
         names = ("label", "center", "patient", "time", "group", "duration")
         return {name: str(getattr(self, name)) for name in names if getattr(self, name)}
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:
-    """The provenance inside a Parquet file; None if it has none."""
     try:
         found = pl.read_parquet_metadata(path).get(PROVENANCE_KEY)
     except (OSError, pl.exceptions.PolarsError):

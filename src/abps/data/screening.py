@@ -49,8 +49,6 @@ _GIVEN, _AMBIGUOUS = frozenset(WORDS["given_names"]), frozenset(WORDS["ambiguous
 
 
 class FindingKind(StrEnum):
-    """What is wrong with a column."""
-
     IDENTIFIER = "identifier"
     LABEL_COPY = "copy of the label"
     AFTER_OUTCOME = "after the outcome"

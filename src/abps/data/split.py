@@ -107,7 +107,6 @@ def canonical_order(federation: Federation) -> NDArray[np.int64]:
 
 
 def _units(federation: Federation) -> NDArray[np.int64]:
-    """(rows,) the number of every row's patient."""
     if federation.patient is not None:
         return federation.patient
     content = content_of(federation.features, federation.label, federation.time)

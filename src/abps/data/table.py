@@ -97,7 +97,6 @@ def load(data: str, roles: Roles | None = None, min_stays: int | None = None) ->
 
 
 def load_file(path: Path, roles: Roles, min_stays: int = MIN_STAYS) -> Federation:
-    """The federation in a file: read, repaired, screened, and assembled."""
     raw = read_harmonised(path)
     roles = completed(path, roles)
     if not roles.label or not roles.center:
@@ -217,7 +216,6 @@ def role_columns(frame: pl.DataFrame, roles: Roles) -> list[str]:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """A CSV, TSV, Excel or Parquet file as a frame, its cells as they are."""
     return read_harmonised(path).frame
 
 

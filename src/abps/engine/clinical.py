@@ -84,7 +84,6 @@ def mends_of(logits: Segments, labels: Segments) -> tuple[Recalibration, ...]:
 
 
 def mended(logits: Segments, mends: Sequence[Recalibration]) -> Segments:
-    """Probabilities after every center's recalibration."""
     parts = [mend.apply(expit(logits[i].astype(np.float64))) for i, mend in enumerate(mends)]
     return Segments(np.concatenate(parts) if parts else np.zeros(0), logits.start)
 

@@ -118,7 +118,6 @@ class History:
 
 
 def versions() -> dict[str, str]:
-    """What ran: package, Python and the libraries that compute."""
     return {
         "abps": VERSION,
         "python": platform.python_version(),
@@ -337,7 +336,6 @@ def scores_of(
     at_best: float = math.nan,
     honest: NDArray[np.bool_] | None = None,
 ) -> dict[str, Any]:
-    """The fields of a run that say how accurate it is, whatever its outcome."""
     labels = labels_of(rows)
     if labels.outcome.binary:
         return {
@@ -413,7 +411,6 @@ def bytes_of(data: Prepared, spent: Traffic) -> Bytes:
 
 
 def scored_on(centers: tuple[str, ...], labels: Segments, folds: int = 0) -> ScoreSupport:
-    """On what every center's score stands, from the labels of all that was scored."""
     rows = dict(zip(centers, np.diff(labels.start).tolist()))
     events = {name: int(labels.outcome.events(labels[i]).sum()) for i, name in enumerate(centers)}
     others = {name: rows[name] - events[name] for name in centers}

@@ -118,7 +118,6 @@ def _request(
     model: str | ModelFactory | None,
     options: RunOptions,
 ) -> _Request:
-    """Check what was asked for before anything is computed."""
     known = RunOptions.__annotations__
     for word in options:
         if word not in known:

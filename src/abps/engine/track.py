@@ -63,8 +63,6 @@ class RoundReport:
 
 
 class Track:
-    """Scores, rests, partners and decisions, round by round."""
-
     def __init__(self, centers: tuple[str, ...]) -> None:
         self.centers = centers
         scores, none = np.zeros((0, len(centers))), np.zeros(0)
@@ -143,7 +141,6 @@ class Track:
         )
 
     def _frame(self, decided: Decisions) -> pl.DataFrame:
-        """Decisions of the last round as rows of the audit trail."""
         names = np.array([*self.centers, None], dtype=object)  # -1: nobody in particular
         words = (names[decided.center], names[decided.peer], decided.decision)
         numbers = (pl.Series(each).fill_nan(None) for each in (decided.score, decided.mean, decided.count))

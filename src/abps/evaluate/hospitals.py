@@ -50,7 +50,6 @@ class Mixture:
         return np.asarray((self.weight * self.middle).sum(axis=1))
 
     def above(self, limit: float) -> Floats:
-        """(rows,) the probability to lie above a limit."""
         return np.asarray((self.weight * ndtr((self.middle - limit) / self.spread)).sum(axis=1))
 
     def quantile(self, share: float) -> Floats:
@@ -64,7 +63,6 @@ class Mixture:
         return np.asarray(0.5 * (low + high))
 
     def interval(self, confidence: float = 0.95) -> tuple[Floats, Floats]:
-        """(rows,) lower and upper ends of central intervals."""
         tail = (1.0 - confidence) / 2.0
         return self.quantile(tail), self.quantile(1.0 - tail)
 

@@ -28,8 +28,6 @@ LUCK = 0.5
 
 
 class Scope(Enum):
-    """For whom an average gain holds."""
-
     THESE = "these hospitals"
     LIKE_THESE = "hospitals like these"
 
@@ -64,7 +62,6 @@ class AverageGain:
         return float(stdtrit(freedom, tail)) ** 2 * variance, by_runs
 
     def interval(self, confidence: float = CONFIDENCE, scope: Scope = Scope.THESE) -> tuple[float, float]:
-        """Lower and upper end."""
         half = self.half_width(confidence, scope)
         return self.estimate - half, self.estimate + half
 

@@ -34,11 +34,9 @@ class Measured:
     loss: RowValues
 
     def level(self, method: str) -> Floats:
-        """(centers,) the main measure."""
         return level(self.rows, self.main, method)
 
     def mean_loss(self, method: str) -> Floats:
-        """(centers,) the mean loss."""
         return -level(self.rows, self.loss, method)
 
     def cells(self, first: str, second: str) -> PairedCells:

@@ -44,7 +44,6 @@ class ScoredRows:
 
     @property
     def cell(self) -> Ints:
-        """(entries,) the number of an entry's run and hospital."""
         return self.run * self.centers + self.center
 
 

@@ -154,14 +154,12 @@ class HospitalEvidence:
 
     @property
     def shown(self) -> bool:
-        """Whether there are enough events to show anything."""
         return self.verdict is not HospitalVerdict.TOO_FEW
 
 
 def hospital_evidence(
     gains: HospitalGains | None, cells: PairedCells, inflation: float
 ) -> list[HospitalEvidence]:
-    """(C,) what is known about every hospital's gain."""
     if gains is None:
         return [HospitalEvidence()] * len(cells.gain)
     variance, freedom = cells.moderated

@@ -66,8 +66,6 @@ BLUE, GRAY, ORANGE = "#0072b2", "#808080", "#d55e00"
 
 @dataclass(frozen=True, eq=False)
 class ChartLine:
-    """One line of a chart.  low, high: a band around it."""
-
     name: str
     x: Floats
     y: Floats

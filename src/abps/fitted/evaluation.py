@@ -178,8 +178,6 @@ class HeldOutRows:
 
 @dataclass(frozen=True)
 class AloneComparison:
-    """What working together is worth at one hospital: main scores, and evidence of the gain."""
-
     together: float
     alone: float
     evidence: HospitalEvidence

@@ -68,7 +68,6 @@ class FittedModel:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The columns of a table that the model needs."""
         return tuple(dict.fromkeys(column.source for column in self.book.columns))
 
     @cached_property

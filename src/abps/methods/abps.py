@@ -165,7 +165,6 @@ class ABPS(PeerMethod):
         return self.filter.screen(context)
 
     def begin(self, context: Context, state: State, t: int, alone: bool) -> Callable[[], Models]:
-        """Train, while centers choose."""
         wait = context.learner.begin(state.models, t)
         return lambda: Models(wait())
 
@@ -178,7 +177,6 @@ class ABPS(PeerMethod):
     def learn(
         self, context: Context, state: State, trained: Models, received: Received, t: int
     ) -> StepResult:
-        """Mix with the partners, credit them, and update the beliefs."""
         partners = received.partners(context.r)
         weights = shares(context.sizes(), self.weighting)
         exchange = PartnerExchange(context, trained.models, received.arrived, weights, partners)

@@ -67,14 +67,12 @@ def with_noise(method: Method) -> Method:
 
 
 def releases(method: Method, t: int) -> tuple[Release, ...]:
-    """What round t releases of a center's training rows."""
     training = method.training
     steps = training.private_steps(training.epochs)
     return (Release(t, "training", training.noise_multiplier, training.sampling, steps),)
 
 
 def not_covered(method: Method, context: Context) -> tuple[str, ...]:
-    """What an account leaves out, in words."""
     gaps = []
     counted = context.data.counted
     if method.training.standardise == "common" and counted is not None and not counted.noise:
@@ -136,5 +134,4 @@ def begun(method: Method, context: Context) -> tuple[Context, Spending | None]:
 
 
 def ledger(method: Method, context: Context, spending: Spending) -> PrivacyLedger:
-    """All centers' accounts, and what they leave out."""
     return PrivacyLedger(dict.fromkeys(context.data.centers, spending.account), not_covered(method, context))

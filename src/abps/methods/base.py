@@ -61,11 +61,9 @@ class Wire:
         validate(self)
 
     def shared(self, context: Context) -> int:
-        """How many leading columns of a model are shared."""
         return context.learner.layout.shared(self.private_layers)
 
     def payload(self, context: Context) -> int:
-        """Bytes of the frame that carries one center's shared weights."""
         return frame_size(codec(self.codec), self.shared(context))
 
     def deliver(self, context: Context, weights: Weights, t: int) -> Weights:
@@ -166,7 +164,6 @@ class Context:
         return np.eye(self.n, dtype=bool)
 
     def sizes(self) -> Weights:
-        """(n,) training rows of the members."""
         if self.reported_rows is not None:
             return self.reported_rows
         return self.data.train.sizes.astype(np.float32)
@@ -314,7 +311,6 @@ class Method:
         return context.learner.logits(state.models, rows)
 
     def finished(self, state: Any) -> bool:
-        """Whether the method has converged."""
         return False
 
     def beliefs(self, state: Any) -> Any:

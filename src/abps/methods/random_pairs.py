@@ -41,7 +41,6 @@ class RandomPairs(PeerMethod):
         return Candidates(group=group_numbers(context.data.groups) if self.candidates == "group" else None)
 
     def begin(self, context: Context, state: Models, t: int, alone: bool) -> Callable[[], Models]:
-        """Train, while centers draw partners."""
         wait = context.learner.begin(state.models, t)
         return lambda: Models(wait())
 

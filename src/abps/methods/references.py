@@ -88,7 +88,6 @@ class TableReference(Method):
         return state if state.tables else Fitted(self.fit(context))
 
     def fit(self, context: Context) -> tuple[TableModel, ...]:
-        """The models of all tables."""
         raise NotImplementedError
 
     def logits(self, context: Context, state: Fitted, rows: Rows) -> Segments:

@@ -51,7 +51,6 @@ class Regression(SumStudy):
         return formula_of(book, self.formula).columns
 
     def likelihood(self, kind: str) -> str:
-        """The name of the likelihood for a kind of outcome."""
         offered = FAMILIES.get(kind, ())
         if (self.family or next(iter(offered), "")) not in offered:
             of = ", ".join(f"{name} ({kind})" for kind, names in FAMILIES.items() for name in names)

@@ -36,7 +36,6 @@ class StarExchange(CoordinatedMethod):
         return StarState(context.common_start())
 
     def upload(self, context: Context, state: StarState, t: int) -> Upload:
-        """Train, and add models times weights, and the weights."""
         sent = self.star.upload(context, state, self.star.train(context, state, t, False), t)
         values = summands(sent, context.data.train.sizes.astype(np.float64), self.star.weighting)
         return Upload.encode(list(values), [(Field("single", values.shape[1]),)] * len(values))
@@ -48,7 +47,6 @@ class StarExchange(CoordinatedMethod):
         return Broadcast(NumberList.of(both, (Field("single", len(total), 2),)))
 
     def apply_broadcast(self, context: Context, state: StarState, broadcast: Broadcast, t: int) -> StarState:
-        """What the server makes of the sum, and a center of the server's answer."""
         learner, lengths = context.learner, self.star.uploads(context.learner.layout)
         total = broadcast.common.values.reshape(2, -1).sum(axis=0)
         if len(total) != sum(lengths) + 1 or not total[-1] > 0:

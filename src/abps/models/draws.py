@@ -42,8 +42,6 @@ def row_orders(seed: int, centers: Keys, round: int, sizes: Ints, epochs: int) -
 
 @dataclass(frozen=True)
 class DropSite:
-    """A place where units are dropped: how many per row, and how often."""
-
     shape: tuple[int, ...]
     rate: float
 

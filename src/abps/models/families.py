@@ -115,7 +115,6 @@ class Multinomial(Family):
 
 
 def softmax(z: Floats) -> Floats:
-    """(rows, classes) probabilities of log odds."""
     weight = np.exp(z - z.max(axis=1, keepdims=True))
     return np.asarray(weight / weight.sum(axis=1, keepdims=True))
 

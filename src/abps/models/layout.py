@@ -29,7 +29,6 @@ else:
 
 
 def answering(factory: ModelFactory, outcome: Outcome) -> ModelFactory:
-    """The factory of models that answer for an outcome."""
     known = inspect.signature(factory).parameters
     if outcome.binary:
         return factory
@@ -47,8 +46,6 @@ def answering(factory: ModelFactory, outcome: Outcome) -> ModelFactory:
 
 @dataclass(frozen=True)
 class Block:
-    """One parameter tensor's place in the flat row."""
-
     name: str
     shape: tuple[int, ...]
     start: int

@@ -186,7 +186,6 @@ class Learner(ABC):
         return self.plain.representation(w, x)
 
     def on(self, data: Prepared) -> Learner:
-        """The same way of learning on other data."""
         return replace(self, data=data)
 
 

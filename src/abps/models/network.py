@@ -247,7 +247,6 @@ def _adam(w, g, mean, square, lr, decay, step):
 
 @compiled
 def _sgd(w, g, lr, decay):
-    """One step down the gradient with weight decay, in place."""
     for p in range(len(w)):
         w[p] -= lr * (g[p] + decay * w[p])
 

@@ -24,8 +24,6 @@ Ints = NDArray[np.int64]
 
 
 class NetworkLearner(Learner):
-    """The paper's network for binary outcomes: all centers' models in one matrix."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._idle = np.flatnonzero(self.data.train.sizes == 0)
@@ -39,7 +37,6 @@ class NetworkLearner(Learner):
 
     @cached_property
     def widths(self) -> Ints:
-        """Inputs, hidden units, and the one output."""
         return np.array([self.data.width, *self.training.hidden, 1])
 
     def start_round(self, w: Weights, what: LocalRound) -> Callable[[], Weights]:

@@ -192,7 +192,6 @@ def fit_table(
 
 
 def _candidates(x: Floats, y: Floats, outcome: Outcome, event: NDArray[np.bool_]) -> list[Candidate]:
-    """What is tried, from the simplest to the richest."""
     names = ["linear"]
     bends = sum(len(np.unique(column)) >= FEWEST_VALUES for column in x.T)
     if bends and len(y) >= max(ROWS_PER_BEND * bends, FEWEST_ROWS_THAT_BEND):

@@ -61,5 +61,4 @@ class Crew:
         return finish
 
     def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1, in any order."""
         self.begin(work, count)()

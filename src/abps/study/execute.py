@@ -160,7 +160,6 @@ def validation_of(run: Run) -> float:
 def choices(
     plan: Plan, trials: Plan, done: Sequence[tuple[PlannedRun, Run]], failed: Mapping[str, str]
 ) -> tuple[Choice, ...]:
-    """What tuning chose for every method on every federation."""
     seen = {planned.key: validation_of(run) for planned, run in done}
     found = []
     for data, method in itertools.product(plan.federations, plan.request.methods):
@@ -194,7 +193,6 @@ def tuned(plan: Plan, compute: Compute, own: Mapping[str, Method] = NONE) -> Pla
 
 
 def words_of(choices: Sequence[Choice], seeds: Sequence[int]) -> tuple[str, ...]:
-    """What was tuned, a line for every choice."""
     if not choices:
         return ()
     several = len({choice.data for choice in choices}) > 1

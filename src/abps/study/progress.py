@@ -19,8 +19,6 @@ LINE_EVERY = 10.0
 
 
 class StudyProgress:
-    """Follows the runs of a study and estimates the time left."""
-
     def __init__(self, runs: Sequence[PlannedRun], console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr)
         said = TextColumn("{task.description}", markup=False)
@@ -48,7 +46,6 @@ class StudyProgress:
         self.console.print(Text(text), soft_wrap=True)
 
     def lanes(self, count: int) -> None:
-        """How many runs go on at the same time."""
         self._lanes = max(1, count)
 
     def there(self, run: PlannedRun, score: float) -> None:

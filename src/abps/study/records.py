@@ -166,8 +166,6 @@ def record_of(plan: Plan) -> StudyRecord:
 
 
 class StudyFolder:
-    """A study on disk."""
-
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
 
@@ -354,7 +352,6 @@ def _same_study(root: Path, old: Request, new: Request) -> None:
 
 
 def options_of(plan: Plan) -> dict[str, Any]:
-    """The options that ask for a plan; where runs are computed is not among them."""
     request = plan.request
     first = request.sources[0]
     usual = vars(Roles("", ""))

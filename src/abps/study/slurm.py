@@ -109,7 +109,6 @@ def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyPro
 
 
 def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list[str]:
-    """Submit runs as one job array; the jobs' names in Slurm."""
     try:
         import submitit
     except ImportError as error:
@@ -219,7 +218,6 @@ def _queue_state(
 
 
 def _log(study: StudyFolder, job: str) -> str:
-    """The end of a job's error log."""
     for path in (study.root / "slurm").glob(f"{job}_*_log.err"):
         return path.read_text(encoding="utf-8", errors="replace")[-4000:]
     return ""

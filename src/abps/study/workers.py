@@ -112,7 +112,6 @@ def keep_to(cores: list[int]) -> None:
 
 
 def serve() -> None:
-    """Answer requests from standard input until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides when we end
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
