@@ -48,16 +48,15 @@ class LeftOut:
     reason: str
 
 
-def left_out_lines(left_out: Sequence[LeftOut], shown: int = 8) -> list[str]:
-    """Centers left out, one line per reason (without its count in brackets), the largest group first;
-    each line names ``shown`` centers."""
+def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+    """Centers left out, one line per reason (without its count in brackets), the largest group first."""
     groups: dict[str, list[LeftOut]] = defaultdict(list)
     for each in left_out:
         groups[each.reason.rsplit(" (", 1)[0]].append(each)
     lines = []
     for reason, centers in sorted(groups.items(), key=lambda pair: -len(pair[1])):
-        names = ", ".join(c.center for c in centers[:shown])
-        more = f" and {len(centers) - shown} more" if len(centers) > shown else ""
+        names = ", ".join(c.center for c in centers[:8])
+        more = f" and {len(centers) - 8} more" if len(centers) > 8 else ""
         many = f"{len(centers)} with {reason} ({sum(c.rows for c in centers):,} rows in all): {names}{more}"
         lines.append(f"{names}: {centers[0].reason}" if len(centers) == 1 else many)
     return lines

@@ -62,9 +62,13 @@ def read_raw(path: Path) -> RawTable:
     if path.stat().st_size == 0:
         raise RequestError(f"{path} is empty; give a table with a header and rows")
     try:
-        found = _read(path)
-    except RequestError:
-        raise
+        with path.open("rb") as stream:
+            mark = stream.read(4)
+        if path.suffix == ".parquet":
+            found = RawTable(pl.read_parquet(path), "Parquet")
+        else:
+            excel = path.suffix.lower() in _EXCEL or mark in _EXCEL_MARKS
+            found = _excel(path) if excel else _text(path)
     except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeError, csv.Error) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RequestError(
@@ -73,16 +77,6 @@ def read_raw(path: Path) -> RawTable:
     if found.frame.height == 0:
         raise RequestError(f"{path} has a header and no rows; give a table with rows")
     return found
-
-
-def _read(path: Path) -> RawTable:
-    if path.suffix == ".parquet":
-        return RawTable(pl.read_parquet(path), "Parquet")
-    with path.open("rb") as stream:
-        mark = stream.read(4)
-    if path.suffix.lower() in _EXCEL or mark in _EXCEL_MARKS:
-        return _excel(path)
-    return _text(path)
 
 
 def _excel(path: Path) -> RawTable:

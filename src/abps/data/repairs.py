@@ -387,7 +387,9 @@ def _sentinels(column: pl.Series) -> RepairResult:
     """Numbers that stand for missing: 9, 8 or 7 repeated, or -1, apart from everything else in the column."""
     values = column.cast(pl.Float64).to_numpy()
     different, counts = np.unique(values[np.isfinite(values)], return_counts=True)
-    like = np.array([_looks_made_up(value) for value in different.tolist()], dtype=bool)
+    whole = [str(abs(int(value))) if value == int(value) else "" for value in different.tolist()]
+    repeated = np.array([set(digits) in ({"9"}, {"8"}, {"7"}) for digits in whole], dtype=bool)
+    like = (different == -1) | repeated
     rest = different[~like]
     if len(rest) < 2 or not like.any():
         return RepairResult(column)
@@ -401,10 +403,6 @@ def _sentinels(column: pl.Series) -> RepairResult:
     kept = column.set(column.cast(pl.Float64).is_in([*gone]).fill_null(False), None)
     changes = [("sentinel", f"{value:g}", "missing", n) for value, n in gone.items()]
     return RepairResult(kept, _repairs(column.name, changes))
-
-
-def _looks_made_up(value: float) -> bool:
-    return value == -1 or (value == int(value) and set(str(abs(int(value)))) in ({"9"}, {"8"}, {"7"}))
 
 
 def _stands_for_missing(value: float, rest: NDArray[np.float64]) -> bool:

@@ -27,7 +27,7 @@ SHARES = (0.70, 0.15, 0.15)
 _WORD = 1 << 62
 
 
-def quotas(count: int, shares: tuple[float, ...] = SHARES) -> tuple[int, ...]:
+def quotas(count: int) -> tuple[int, ...]:
     """How many of ``count`` units go to each split: the shares rounded, and one to each if it can be.
 
     >>> quotas(20), quotas(3), quotas(2)
@@ -37,7 +37,7 @@ def quotas(count: int, shares: tuple[float, ...] = SHARES) -> tuple[int, ...]:
         return (1, 0, 1)  # better a scored center without validation than the reverse
     if count < 2:
         return (count, 0, 0)
-    small = [max(1, math.floor(count * share + 0.5)) for share in shares[1:]]
+    small = [max(1, math.floor(count * share + 0.5)) for share in SHARES[1:]]
     return (count - sum(small), *small)
 
 

@@ -552,7 +552,11 @@ def federation(
     for role in ARRAYS:
         value = given.get(role)
         if value is not None and not isinstance(value, str):
-            frame, given[role] = _with_column(frame, role, value)
+            series = column_of(free_name(role, frame.columns), value)
+            if len(series) != frame.height:
+                counts = f"{len(series)} values for {frame.height} rows"
+                raise RequestError(f"{role} has {counts}; give one value per row")
+            frame, given[role] = frame.with_columns(series), series.name
     for role in ("label", "center"):
         if given[role] is None:
             raise RequestError(
@@ -579,13 +583,6 @@ def check(data: Any, label: Any = None, center: Any = None, **more: Any) -> Tabl
         notes = federation(data, label, center, **more).notes
     assert notes is not None
     return notes
-
-
-def _with_column(frame: pl.DataFrame, role: str, values: Any) -> tuple[pl.DataFrame, str]:
-    series = column_of(free_name(role, frame.columns), values)
-    if len(series) != frame.height:
-        raise RequestError(f"{role} has {len(series)} values for {frame.height} rows; give one value per row")
-    return frame.with_columns(series), series.name
 
 
 # --- one hospital's own table -------------------------------------------------------------------------

@@ -35,26 +35,6 @@ FEWEST_FOLDS = 3
 FOLDS = 5
 
 
-def compute(
-    federation: Federation,
-    method: str | Method,
-    seed: int,
-    folds: int | None = None,
-    progress: Progress | None = None,
-    name: str | None = None,
-    attack: str | None = None,
-    subgroups: Sequence[str] = (),
-) -> Run:
-    """One method, one seed: on one split, perhaps with members that attack, or in so many folds."""
-    if folds is None:
-        return simulate(
-            federation, method, seed, progress=progress, name=name, attack=attack, subgroups=subgroups
-        )
-    if attack is not None:
-        raise RequestError(f"folds={folds} with attack={attack!r}: choose one of them")
-    return cross_validate(federation, method, seed, folds, progress, name, subgroups)
-
-
 def fold_seed(seed: int, fold: int) -> int:
     """The training seed of a fold: every fold draws its own initial weights, batches and partners."""
     return streams.key(seed, "fold", round=fold) >> 32

@@ -32,7 +32,6 @@ from abps.methods.star import (
     rows_of,
     star_cost,
     to_everyone,
-    with_notes,
 )
 from abps.models.metrics import Segments
 from abps.privacy.fixed_point import exact_sum, masked_bytes
@@ -146,7 +145,7 @@ class RunState:
         if self.attackers is not None:
             sent = (self.attackers.arrived(up[0], sent[0]), *sent[1:])
         if method.noted:
-            sent = with_notes(sent, method.note(context, trained))
+            sent = (*sent, method.note(context, trained).astype(np.float32))
         sizes, start, some = context.sizes(), context.learner.start, np.arange(n)
         far = distances(sent[0], start)
         trusted = here & plausible(far, np.full(n, np.median(far[here & np.isfinite(far)])))

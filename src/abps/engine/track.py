@@ -156,7 +156,7 @@ def _causes(rest: NDArray[np.int8]) -> list[str]:
     return [causes.get(why, "") for why in rest.tolist()]
 
 
-def row_scores(rows: Rows, logits: Segments, fold: int = 0) -> pl.DataFrame:
+def row_scores(rows: Rows, logits: Segments) -> pl.DataFrame:
     """One line per row of a test split, in the columns that :mod:`abps.evaluate.measured` reads; row: its
     place in the federation, where that is known."""
     place = np.arange(len(rows.y)) if rows.place is None else rows.place
@@ -164,7 +164,7 @@ def row_scores(rows: Rows, logits: Segments, fold: int = 0) -> pl.DataFrame:
         "row": place.astype(np.uint32),
         "patient": place.astype(np.int64) if rows.patient is None else rows.patient,
         "center": logits.group().astype(np.int32),
-        "fold": np.full(len(rows.y), fold, dtype=np.uint8),
+        "fold": np.zeros(len(rows.y), dtype=np.uint8),
         "y": rows.y.astype(np.uint8 if rows.outcome.kind in ("binary", "classes") else np.float32),
     }
     outcome, z = rows.outcome, logits.values

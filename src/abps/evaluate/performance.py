@@ -1,6 +1,5 @@
 """How well one model does: the area under its ROC curve, decisions at thresholds, parts of the cohort."""
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -142,8 +141,9 @@ def sensitive_threshold(probability: Floats, y: Floats, sensitivity: float = 0.9
 #: A part with fewer rows than these is not shown, nor one with fewer than five events or non-events.
 FEWEST_ROWS = 10
 
-#: The bounds of age groups in years.
+#: The bounds of age groups in years, and their names.
 AGE_BOUNDS = (18.0, 40.0, 60.0, 80.0)
+AGE_GROUPS = ("under 18", "18 to 39", "40 to 59", "60 to 79", "80 and over")
 
 #: The most levels of a column that are shown; the rarer ones stand together.
 MOST_LEVELS = 8
@@ -197,18 +197,15 @@ def _is_small(y: Floats) -> bool:
     return len(y) < FEWEST_ROWS or min(events, len(y) - events) < FEWEST_EVENTS
 
 
-def age_groups(years: Floats | Sequence[float], bounds: Sequence[float] = AGE_BOUNDS) -> list[str | None]:
+def age_groups(years: Floats | Sequence[float]) -> list[str | None]:
     """(rows,) the age group of every row; None where the age is not known.
 
     >>> age_groups([17, 18, 39.9, 80, float("nan")])
     ['under 18', '18 to 39', '18 to 39', '80 and over', None]
     """
-    names = [f"under {bounds[0]:g}"]
-    names += [f"{low:g} to {high - 1:g}" for low, high in itertools.pairwise(bounds)]
-    names.append(f"{bounds[-1]:g} and over")
     values = np.asarray(years, dtype=np.float64)
-    place = np.searchsorted(bounds, values, side="right")
-    return [names[k] if known else None for k, known in zip(place.tolist(), np.isfinite(values).tolist())]
+    place = np.searchsorted(AGE_BOUNDS, values, side="right").tolist()
+    return [AGE_GROUPS[k] if known else None for k, known in zip(place, np.isfinite(values).tolist())]
 
 
 def thirds(values: Floats) -> list[str | None]:
@@ -223,8 +220,9 @@ def thirds(values: Floats) -> list[str | None]:
     return [names[k] if ok else None for k, ok in zip(place.tolist(), known.tolist())]
 
 
-def frequent(levels: Sequence[str | None], most: int = MOST_LEVELS) -> list[str | None]:
+def frequent(levels: Sequence[str | None]) -> list[str | None]:
     """(rows,) the levels of a category, the rarer ones together as "other"."""
     count = Counter(level for level in levels if level is not None)
-    kept = set(sorted(count, key=lambda level: (-count[level], level))[: most - (len(count) > most)])
+    ranked = sorted(count, key=lambda level: (-count[level], level))
+    kept = set(ranked[: MOST_LEVELS - (len(count) > MOST_LEVELS)])
     return [level if level is None or level in kept else "other" for level in levels]

@@ -24,14 +24,11 @@ class SurvivalCurve:
 
     def at(self, times: Floats) -> Floats:
         """The value at times, steps on them included."""
-        return self._stepped(np.searchsorted(self.time, times, side="right"))
+        return np.concatenate([[1.0], self.value])[np.searchsorted(self.time, times, side="right")]
 
     def before(self, times: Floats) -> Floats:
         """The value just before times."""
-        return self._stepped(np.searchsorted(self.time, times, side="left"))
-
-    def _stepped(self, steps: NDArray[np.int64]) -> Floats:
-        return np.concatenate([[1.0], self.value])[steps]
+        return np.concatenate([[1.0], self.value])[np.searchsorted(self.time, times, side="left")]
 
 
 def check_times(time: Floats, event: Bools) -> None:

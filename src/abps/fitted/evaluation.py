@@ -147,7 +147,7 @@ class HeldOutRows:
             },
         )
 
-    def _other(self, answers: Floats, y: NDArray[np.float32], seed: int = 0) -> ModelEvaluation:
+    def _other(self, answers: Floats, y: NDArray[np.float32]) -> ModelEvaluation:
         """The scores of another outcome: (rows,) or (rows, outputs) answers and (rows,) what happened;
         weights for censoring come from all rows."""
         outcome, start = self.rows.outcome, np.array([0, len(y)])
@@ -157,7 +157,7 @@ class HeldOutRows:
         found = measures(Segments(answers, start), whole, self.rows)
         values = {name: Interval(float(value[0])) for name, value in found.items()}
         if outcome.informative(y) >= FEWEST:
-            draws, rng = [], np.random.default_rng(seed)
+            draws, rng = [], np.random.default_rng(0)
             for _ in range(DRAWS):
                 some = rng.integers(0, len(y), len(y))
                 again = Segments(y[some], start, outcome)

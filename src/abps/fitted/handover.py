@@ -40,10 +40,10 @@ def check_new(out: Path) -> None:
     files.check_writable(out.parent)
 
 
-def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict[str, Path]:
-    """Write every center's folder; returns the folders by center.  onnx: None: where it is installed."""
+def write_models(fitted: FitResult, out: Path) -> dict[str, Path]:
+    """Write every center's folder (with model.onnx where onnx is installed); returns folders by center."""
     check_new(out)
-    portable = importlib.util.find_spec("onnx") is not None if onnx is None else onnx
+    portable = importlib.util.find_spec("onnx") is not None
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
     try:
         names = folder_names(model.center for model in fitted.models)

@@ -72,9 +72,8 @@ class Wire:
 
     def answer(self, context: Context, weights: Weights, t: int) -> Weights:
         """What a server sends, as the centers decode it: (count,) the same for all, or (n, count) to each."""
-        if weights.ndim == 1:
-            return self._arrived(context, weights[None], server_keys(context.seed, t))[0]
-        return self._arrived(context, weights, server_keys(context.seed, t, context.ids))
+        keys = streams.bits(context.seed, "codec", t, SERVER, 0 if weights.ndim == 1 else context.ids)
+        return self._arrived(context, np.atleast_2d(weights), np.atleast_1d(keys)).reshape(weights.shape)
 
     def _arrived(self, context: Context, weights: Weights, keys: NDArray[np.uint64]) -> Weights:
         """(senders, count) as the receivers decode them; keys: (senders,) of the codec's random bits."""
@@ -87,11 +86,6 @@ class Wire:
 
         context.learner.each(work, len(blocks))
         return arrived
-
-
-def server_keys(seed: int, t: int, receivers: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
-    """(1,) the key of a server's message t to all, or (receivers,) those of its messages to each."""
-    return np.atleast_1d(streams.bits(seed, "codec", t, SERVER, 0 if receivers is None else receivers))
 
 
 @dataclass(frozen=True)

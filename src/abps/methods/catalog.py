@@ -35,6 +35,7 @@ _X_WIRE = Wire("bf16", private_layers=2)
 _X_STOP = Stopping(rounds=100, patience=10, grace=20)
 _PQ = Wire("bf16", private_layers=1)
 _ONE = Selection(kappa=1)
+_HOM, _DIV, _ALIGN = (Filter(goal, metadata="full") for goal in ("homogeneity", "diversity", "alignment"))
 
 _PAPER = "ABPS paper"
 
@@ -82,31 +83,19 @@ _ENTRIES: Final[dict[str, Entry]] = {
         ABPS(selection=_ONE, wire=_PQ), "abps", "ABPS, private head, bfloat16, one partner", _PAPER
     ),
     "abps-pq-k1-hom": Entry(
-        ABPS(selection=_ONE, filter=Filter("homogeneity", metadata="full"), wire=_PQ),
-        "abps",
-        "… that looks for like peers",
-        _PAPER,
+        ABPS(selection=_ONE, filter=_HOM, wire=_PQ), "abps", "… that looks for like peers", _PAPER
     ),
     "abps-pq-k1-div": Entry(
-        ABPS(selection=_ONE, filter=Filter("diversity", metadata="full"), wire=_PQ),
-        "abps",
-        "… that looks for unlike peers",
-        _PAPER,
+        ABPS(selection=_ONE, filter=_DIV, wire=_PQ), "abps", "… that looks for unlike peers", _PAPER
     ),
     "abps-pq-k1-align": Entry(
-        ABPS(selection=_ONE, filter=Filter("alignment", metadata="full"), wire=_PQ),
+        ABPS(selection=_ONE, filter=_ALIGN, wire=_PQ),
         "abps",
         "… that looks for peers of the same outcome rate",
         _PAPER,
     ),
     "abps-x": Entry(
-        ABPS(
-            selection=_ONE,
-            filter=Filter("homogeneity", metadata="full"),
-            wire=_X_WIRE,
-            smoothing=0.5,
-            stop=_X_STOP,
-        ),
+        ABPS(selection=_ONE, filter=_HOM, wire=_X_WIRE, smoothing=0.5, stop=_X_STOP),
         "abps",
         "all extensions: two private layers, EMA, early stopping",
         _PAPER,

@@ -136,10 +136,6 @@ def to_everyone(reply: Weights, trusted: Ints, n: int) -> Weights:
     return everyone
 
 
-def with_notes(sent: tuple[Weights, ...], notes: Floats) -> tuple[Weights, ...]:
-    return (*sent, notes.astype(np.float32))
-
-
 def rows_of(chosen: NDArray[np.bool_], new: Any, old: Any) -> Any:
     """A state with the rows of one where ``chosen`` (n,) says so, and those of another elsewhere."""
     if isinstance(new, np.ndarray) and new.shape[:1] == chosen.shape and isinstance(old, np.ndarray):

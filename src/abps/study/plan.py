@@ -17,9 +17,9 @@ from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation, groups_of, with_only
 from abps.data.roles import Roles
 from abps.data.table import load
-from abps.engine.crossvalidation import FEWEST_FOLDS, FOLDS, compute
+from abps.engine.crossvalidation import FEWEST_FOLDS, FOLDS, cross_validate
 from abps.engine.result import Run
-from abps.engine.simulate import Progress
+from abps.engine.simulate import Progress, RunOptions, simulate
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, REFERENCES, find
 from abps.methods.settings import configure, describe, names
@@ -219,8 +219,13 @@ class PlannedRun:
         }
 
     def compute(self, federation: Federation, config: Method, progress: Progress | None = None) -> Run:
-        how = (self.seed, self.folds, progress, self.method, self.attack, self.subgroups)
-        return compute(federation, config, *how)
+        seed, name, parts = self.seed, self.method, self.subgroups
+        if self.folds is None:
+            how: RunOptions = {"attack": self.attack, "subgroups": parts, "progress": progress, "name": name}
+            return simulate(federation, config, seed, **how)
+        if self.attack is not None:
+            raise RequestError(f"folds={self.folds} with attack={self.attack!r}: choose one of them")
+        return cross_validate(federation, config, seed, self.folds, progress, name, parts)
 
     def keyed(self, own: Mapping[str, Method] = NONE) -> PlannedRun:
         return replace(self, key=key_of(self.identity(self.config(own))))
