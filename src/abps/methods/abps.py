@@ -16,8 +16,8 @@ import numpy as np
 from abps.core import credit, goals
 from abps.core.arrays import Weighting, Weights, lerp, shares
 from abps.core.beliefs import Beliefs
-from abps.core.errors import FROM_0_BELOW_1, RequestError, validate
-from abps.core.goals import Candidates, Goal, candidates
+from abps.core.errors import FROM_0_BELOW_1, FROM_1, RequestError, validate
+from abps.core.goals import Candidates, Goal, candidates, group_numbers
 from abps.core.selection import Selection
 from abps.methods.base import Context, Floats, Ints, Models, Published
 from abps.methods.peers import (
@@ -201,3 +201,43 @@ class ABPS(PeerMethod):
         met = np.array([len(mine) > 0 for mine in partners])[:, None]
         smooth = lerp(models[:, :shared], before[:, :shared], self.smoothing)
         return np.concatenate([np.where(met, smooth, models[:, :shared]), models[:, shared:]], axis=1)
+
+
+@dataclass(frozen=True)
+class RandomPairs(PeerMethod):
+    """The control: ABPS without its choice, at the same capacity and bytes; ``candidates=group`` draws
+    partners inside the declared group alone, which is what an oracle of the groups could do at best.
+
+    kappa: partners of a center in a round.  weighting: size or uniform, of the average with partners.
+    """
+
+    kappa: int = 3
+    candidates: Literal["all", "group"] = "all"
+    weighting: Weighting = "size"
+
+    limits: ClassVar = {"kappa": FROM_1}
+
+    kind = "mutual"
+
+    @property
+    def capacity(self) -> int:
+        return self.kappa
+
+    def derived(self, context: Context) -> Candidates:
+        return Candidates(group=group_numbers(context.data.groups) if self.candidates == "group" else None)
+
+    def begin(self, context: Context, state: Models, t: int, alone: bool) -> Callable[[], Models]:
+        wait = context.learner.begin(state.models, t)
+        return lambda: Models(wait())
+
+    def rank_peers(self, context: Context, state: Models, trained: Callable[[], Any], t: int) -> Preferences:
+        """Every center ranks the others in an order of its own, drawn anew in every round."""
+        config = Selection(kappa=self.kappa, policy="random")
+        return rank_by_beliefs(context, config, Beliefs(context.n), True, t)
+
+    def learn(
+        self, context: Context, state: Models, trained: Models, received: Received, t: int
+    ) -> StepResult:
+        weights, partners = shares(context.sizes(), self.weighting), received.partners(context.r)
+        mixed = PartnerExchange(context, trained.models, received.arrived, weights, partners).mix()
+        return StepResult(Models(mixed.models), answers=(mixed.validation, mixed.test))

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from abps.core.errors import RequestError
 from abps.core.selection import Selection
-from abps.methods.abps import ABPS, Filter
+from abps.methods.abps import ABPS, Filter, RandomPairs
 from abps.methods.abps_plus import ABPSPlus
 from abps.methods.base import Method, Stopping, Wire
 from abps.methods.fedavg import FedAvg, FedProx
-from abps.methods.random_pairs import RandomPairs
 from abps.methods.references import Centralized, GlmExact, Local, LocalBest, PooledBest
 from abps.methods.regression import Regression
 from abps.methods.sum_study import EvaluationStudy, TableOneStudy

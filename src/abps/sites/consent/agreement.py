@@ -23,11 +23,10 @@ from abps.methods.accounting import to_count, with_noise
 from abps.methods.base import Method, Wire
 from abps.methods.catalog import METHODS
 from abps.methods.coordinated import CoordinatedMethod
-from abps.methods.fedavg import FedAvg, FedProx
+from abps.methods.fedavg import FedAvg, FedProx, StarExchange
 from abps.methods.references import GlmExact, releasable_columns
 from abps.methods.settings import configure, describe
 from abps.methods.star import StarMethod
-from abps.methods.star_exchange import StarExchange
 from abps.methods.sum_study import SumStudy
 from abps.wire.codecs import CODECS
 
