@@ -181,9 +181,7 @@ def _united(books: Sequence[Codebook]) -> tuple[Column, ...]:
     columns: list[Column] = []
     for source, has in sorted(kinds.items()):
         if "level" in has and has & {"number", "flag"}:
-            raise RequestError(
-                f"the column {source!r} is text for one site and a number for another; settle which it is"
-            )
+            raise RequestError(f"column {source!r} is text for one site, a number for another; settle which")
         if "level" in has:
             columns += [Column(source, "level", level) for level in sorted(levels[source] - {""})]
         elif has & {"number", "flag"}:

@@ -91,9 +91,7 @@ def _converted(column: pl.Series, entry: Mapping[str, Any], where: str) -> pl.Se
     if "factor" in entry or "offset" in entry:
         found = repair_column(column).values
         if not found.dtype.is_numeric():
-            raise RequestError(
-                f"{where}: {column.name!r} is not a column of numbers; a factor cannot convert it"
-            )
+            raise RequestError(f"{where}: {column.name!r} is not a column of numbers; no factor converts it")
         column = found.cast(pl.Float64) * float(entry.get("factor", 1)) + float(entry.get("offset", 0))
     return column
 

@@ -216,9 +216,7 @@ def time_grid(signed: NDArray[Any]) -> tuple[float, ...]:
     """
     times = np.sort(np.abs(signed[~np.signbit(signed)].astype(np.float64)))
     if not len(times):
-        raise RequestError(
-            "nobody has the event in the training rows: all are censored; there is nothing to learn from"
-        )
+        raise RequestError("nobody has the event in the training rows (all are censored): nothing to learn")
     count = int(np.clip(len(times) // EVENTS_EACH, 1, MOST_INTERVALS))
     cuts = np.quantile(times, np.arange(1, count + 1) / count, method="inverted_cdf")
     return tuple(float(cut) for cut in np.unique(cuts.astype(np.float32)))
@@ -288,9 +286,7 @@ def encode_label(frame: pl.DataFrame, roles: Roles, first_line: int = 2) -> Enco
             "one of the two out"
         )
     if roles.positive is not None and asked.kind in ("classes", "continuous"):
-        raise RequestError(
-            f"positive={roles.positive!r}: an outcome of {asked.kind} has no event; leave it out"
-        )
+        raise RequestError(f"positive={roles.positive!r}: outcome {asked.kind} has no event; leave it out")
     column = frame[roles.label]
     require_complete(column, "label", first_line)
     if asked.kind == "classes":

@@ -219,11 +219,9 @@ def separator_of(sample: str) -> str:
 
 
 def _refuse_twins(names: Sequence[str], path: Path) -> None:
-    twins = sorted({name for name in names if name and list(names).count(name) > 1})
+    twins = sorted({name for name in names if name and names.count(name) > 1})
     if twins:
-        raise RequestError(
-            f"{path}: the column name {twins[0]!r} occurs {list(names).count(twins[0])} times; rename one"
-        )
+        raise RequestError(f"{path}: column {twins[0]!r} occurs {names.count(twins[0])} times; rename one")
 
 
 # --- tables in memory: pandas, polars, PyArrow, NumPy arrays, or one frame per center ---------------------
@@ -280,9 +278,7 @@ def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFr
         )
     names = [f"x{k + 1}" for k in range(array.shape[1])] if feature_names is None else list(feature_names)
     if len(names) != array.shape[1]:
-        raise RequestError(
-            f"feature_names has {len(names)} name(s) for {array.shape[1]} columns; give one each"
-        )
+        raise RequestError(f"feature_names: {len(names)} name(s) for {array.shape[1]} columns; give one each")
     return _from_columns(names, list(array.T))
 
 
@@ -292,9 +288,7 @@ def _from_columns(names: Sequence[str], columns: Sequence[Any]) -> pl.DataFrame:
     made = [column_of(name, values) for name, values in zip(names, columns)]
     sizes = {len(series) for series in made}
     if len(sizes) > 1:
-        raise RequestError(
-            f"the columns have different lengths ({min(sizes)} and {max(sizes)}); make them equal"
-        )
+        raise RequestError(f"columns have different lengths ({min(sizes)} and {max(sizes)}); make them equal")
     return pl.DataFrame(made)
 
 

@@ -71,9 +71,7 @@ def read_table(
     more: patient, time, group, drop, keep, positive, outcome, duration (see :class:`Roles`).
     """
     if not isinstance(path, str | Path):
-        raise RequestError(
-            f"read_table reads a file, not a {type(path).__name__}; use abps.federation for data in memory"
-        )
+        raise RequestError(f"read_table reads files, not a {type(path).__name__}; use abps.federation")
     return load_file(Path(path), Roles.of(label, center, **more), min_stays)
 
 

@@ -33,9 +33,7 @@ class SurvivalCurve:
 
 def check_times(time: Floats, event: Bools) -> None:
     if len(time) == 0 or len(time) != len(event):
-        raise RequestError(
-            f"{len(time)} times and {len(event)} events: give one of each per row, at least one"
-        )
+        raise RequestError(f"{len(time)} times and {len(event)} events: give as many, at least one")
     if not np.all(np.isfinite(time)) or np.any(time < 0):
         raise RequestError("a time to the event is missing or negative; mend the duration column")
 

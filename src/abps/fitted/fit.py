@@ -111,9 +111,7 @@ def fit(
     name = method if isinstance(method, str) else name_of(method)
     config = configure(AdditiveAlone() if name == ALONE else method, settings, rounds)
     if not federation.outcome.binary and subgroups:
-        raise RequestError(
-            f"subgroups need a binary outcome; this outcome is {federation.outcome.kind}; leave them out"
-        )
+        raise RequestError(f"subgroups need a binary outcome, not {federation.outcome.kind}; leave them out")
     groups_of(federation, subgroups)  # an unknown column ends here, before anything is computed
     first = progress and (lambda t, most, value: progress(t, most + most // folds, value))
     run = cross_validate(federation, config, seed, folds, first, name, subgroups)

@@ -70,9 +70,7 @@ def find_folder(path: str | Path) -> Path:
             if wanted.casefold() in (center.casefold(), name.casefold()):
                 return parent / name
         names = ", ".join(list(centers)[:5]) + (", …" if len(centers) > 5 else "")
-        raise RequestError(
-            f"{parent} has no model of {wanted!r}{nearest(wanted, centers)}; it has models of {names}"
-        )
+        raise RequestError(f"{parent} has no model of {wanted!r}{nearest(wanted, centers)}; it has {names}")
     inside = sorted(p.parent.name for p in folder.glob(f"*/{MODEL}"))[:3] if folder.is_dir() else []
     hint = f"name a hospital in it, such as {folder / inside[0]}" if inside else "`abps fit` makes one"
     what = f"holds no model ({MODEL} is missing)" if folder.is_dir() else "does not exist"

@@ -85,9 +85,7 @@ def _agreed(store: Store, own: SiteFile) -> Agreement:
 
     facts = store.facts()
     if "codebook" not in facts:
-        raise RequestError(
-            f"{own.site}: this study began before stores kept the codebook; no model can be made"
-        )
+        raise RequestError(f"{own.site}: this study is older than stored codebooks; no model can be made")
     book, settings = Codebook.from_json(json.loads(facts["codebook"])), json.loads(facts["settings"])
     made = (facts["study"], facts["method"], book, int(facts["seed"]), int(facts["rounds"]), settings)
     return Agreement(*made).admitted(own.allow)

@@ -55,9 +55,7 @@ def with_noise(method: Method) -> Method:
     if budget is None or training.noise_multiplier:
         return method
     if training.clip is None:
-        raise RequestError(
-            f"dp_epsilon={budget}: rows are protected by private training; set clip, too (1 is a start)"
-        )
+        raise RequestError(f"dp_epsilon={budget}: only private training protects rows; set clip (to 1, say)")
     steps = method.stop.rounds * training.private_steps(training.epochs)
     plan = {"training": (training.sampling, steps), "metadata": (1.0, 1)}
     if training.standardise == "common":

@@ -54,9 +54,7 @@ class Regression(SumStudy):
         offered = FAMILIES.get(kind, ())
         if (self.family or next(iter(offered), "")) not in offered:
             of = ", ".join(f"{name} ({kind})" for kind, names in FAMILIES.items() for name in names)
-            raise RequestError(
-                f"family={self.family or 'none'}: outcome {kind} has none such; there are {of}"
-            )
+            raise RequestError(f"family={self.family or 'none'}: not for outcome {kind}; there are {of}")
         return self.family or offered[0]
 
     def inputs(self, data: Prepared) -> list[tuple[Schema, HospitalRows]]:
@@ -89,9 +87,7 @@ def book_schema(book: Codebook, formula: str) -> Schema:
 
 def _knots(book: Codebook, column: str, df: int) -> tuple[float, ...]:
     if book.statistics is None or not book.statistics[column].quantiles:
-        raise RequestError(
-            f"spline({column}, {df}): the codebook has no quantiles of it; use the column as it is"
-        )
+        raise RequestError(f"spline({column}, {df}): the codebook lacks its quantiles; use the plain column")
     found = np.unique(np.interp(KNOTS[df], PROBABILITIES, book.statistics[column].quantiles))
     if len(found) < df + 1:
         raise RequestError(f"spline({column}, {df}): too few different values; use the column as it is")

@@ -228,16 +228,16 @@ def _measured(run: Run, centers: Sequence[str], metrics: Mapping[str, Metric]) -
     """The user's own metrics of every center, from the rows that a run has scored."""
     if not metrics:
         return {}
-    rows = {str(key[0]): part for key, part in run.predictions().group_by("center")}
-    found: dict[str, list[float]] = {name: [] for name in metrics}
-    for center in centers:
-        part = rows.get(center)
-        said = None if part is None else part.select("^probability|score.*$").to_numpy()
-        if said is not None and not said.shape[1]:
-            raise RequestError(f"metrics: rows of an outcome of {run.outcome} keep no predictions; leave out")
-        for name, metric in metrics.items():
-            value = math.nan
-            if part is not None and said is not None:
-                value = float(metric(part["y"].to_numpy(), said[:, 0] if said.shape[1] == 1 else said))
-            found[name].append(value)
-    return found
+    frame = run.predictions()
+    kept = [name for name in frame.columns if name.startswith(("probability", "score"))]
+    if not kept:
+        raise RequestError(f"metrics: rows of an outcome of {run.outcome} keep no predictions; leave out")
+    rows = {str(key[0]): part for key, part in frame.group_by("center")}
+
+    def value(metric: Metric, center: str) -> float:
+        if center not in rows:
+            return math.nan
+        said = rows[center].select(kept).to_numpy()
+        return float(metric(rows[center]["y"].to_numpy(), said[:, 0] if len(kept) == 1 else said))
+
+    return {name: [value(metric, center) for center in centers] for name, metric in metrics.items()}

@@ -250,9 +250,7 @@ class StudyFolder:
 
     def read(self) -> StudyRecord:
         if not self.path.exists():
-            raise RequestError(
-                f"{self.root} holds no study ({self.path.name} is missing); a comparison makes one"
-            )
+            raise RequestError(f"{self.root} holds no study (no {self.path.name}); a comparison makes one")
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             noted, schema = document.pop("digest"), str(document["schema"])
@@ -268,9 +266,7 @@ class StudyFolder:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
-        raise Damaged(
-            f"{self.path} is damaged or not a study; run the same comparison again (finished runs are kept)"
-        )
+        raise Damaged(f"{self.path} is damaged or not a study; compare again (finished runs are kept)")
 
     def count_look(self, seeds: Sequence[int]) -> int:
         """How many times the study was looked at with another set of repeats, this time included: verdicts of
@@ -320,9 +316,7 @@ class StudyFolder:
         try:
             lock = (self.root / ".lock").open("w")
         except OSError as error:
-            raise RequestError(
-                f"cannot write in {self.root}: {error.strerror}; choose another place"
-            ) from error
+            raise RequestError(f"cannot write in {self.root}: {error.strerror}; choose another") from error
         with lock as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

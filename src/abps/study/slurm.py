@@ -112,9 +112,7 @@ def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list
     try:
         import submitit
     except ImportError as error:
-        raise RequestError(
-            "executor=slurm needs submitit: install it with `pip install 'abps[slurm]'`"
-        ) from error
+        raise RequestError("executor=slurm needs submitit: `pip install 'abps[slurm]'`") from error
 
     root = study.root.resolve()
     # this Python, able to import on a node whatever can be imported here

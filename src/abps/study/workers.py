@@ -75,9 +75,7 @@ class Runner:
             config = run.config(self._own)
             content = run.identity(config, self._sources.get(run.method))
             if key_of(content) != run.key:
-                raise RuntimeError(
-                    "this run was planned by another version of the program; ask for the comparison again"
-                )
+                raise RuntimeError("this run was planned by another version; ask for the comparison again")
 
             def progress(t: int, rounds: int, validation: float) -> None:
                 emit({"event": "round", "round": t, "rounds": rounds})
