@@ -324,20 +324,15 @@ def binary_label(column: pl.Series, positive: str | None = None, first_line: int
             f"the label {name!r} has the values {values[0]!r} and {values[1]!r}; {event!r} is taken as the "
             "event because it is the larger; if that is wrong, name the other with positive=VALUE"
         )
+    words = tuple(sorted(events)), tuple(sorted(others))
+    event, other = (" or ".join(each) for each in words)
     if not doubt and positive is None and _GOOD_OUTCOME.search(name):
         doubt = (
-            f"by its name the label {name!r} is a good outcome; {_or(events)} counts as the event; if that "
-            "is wrong, name the other with positive=VALUE"
+            f"by its name the label {name!r} is a good outcome; {event} counts as the event; if that is "
+            "wrong, name the other with positive=VALUE"
         )
-    return EncodedLabel(
-        lowered.is_in(sorted(events)).to_numpy().astype(np.int8),
-        BINARY,
-        _or(events),
-        _or(others),
-        doubt,
-        tuple(sorted(events)),
-        tuple(sorted(others)),
-    )
+    coded = lowered.is_in(list(words[0])).to_numpy().astype(np.int8)
+    return EncodedLabel(coded, BINARY, event, other, doubt, *words)
 
 
 def _not_binary(label: pl.Series, first_line: int) -> str:
@@ -464,7 +459,3 @@ def _same_number(one: str, other: str) -> bool:
         return float(one) == float(other)
     except ValueError:
         return False
-
-
-def _or(values: set[str]) -> str:
-    return " or ".join(sorted(values))

@@ -275,17 +275,16 @@ def _assemble(
             f"{name}: no column is left to learn from{f' ({why})' if why else ''}; check drop and the table"
         )
     owner = np.searchsorted(np.array(centers), centers_of).astype(np.int32)
-    made = _federation(frame, roles, replace(label, values=label.values[chosen]), features, reasons, name)
-    assert made.notes is not None
-    notes = replace(
-        made.notes,
-        rows=whole.height,
-        events=label.events,
-        columns=_column_checks(whole, roles, features, reasons),
-        centers=centers,
-        left_out=tuple(left_out),
-        warnings=(*_alike(centers), *center_warnings(features, owner, centers)),
-    )
+    noted = {
+        "rows": whole.height,
+        "events": label.events,
+        "columns": _column_checks(whole, roles, features, reasons),
+        "centers": centers,
+        "left_out": tuple(left_out),
+        "warnings": (*_alike(centers), *center_warnings(features, owner, centers)),
+    }
+    label = replace(label, values=label.values[chosen])
+    made = _federation(frame, roles, label, features, reasons, name, **noted)
     # What is not learned from and shows neither identity nor outcome is kept for subgroups.
     shown = {roles.label, roles.duration, roles.center, roles.patient, roles.time, *features.columns}
     aside = [column for column in frame.columns if column not in shown]
@@ -296,7 +295,6 @@ def _assemble(
         groups=groups,
         left_out=tuple(left_out),
         aside=frame.select(aside) if aside else None,
-        notes=notes,
     )
 
 
@@ -307,8 +305,10 @@ def _federation(
     features: pl.DataFrame,
     reasons: Mapping[str, str],
     name: str,
+    **noted: Any,
 ) -> Federation:
-    """A federation of one center, called as the federation is.  reasons: why columns are no features."""
+    """A federation of one center, called as the federation is.  reasons: why columns are no features.  noted:
+    more of its notes."""
     years = None if roles.time is None else _years(frame[roles.time], roles.time)
     patient = None
     if roles.patient is not None:
@@ -335,7 +335,7 @@ def _federation(
         time=years,
         descriptors=_descriptors(features),
         outcome=label.outcome,
-        notes=notes,
+        notes=replace(notes, **noted),
     )
 
 
@@ -619,10 +619,9 @@ def own_table(
         roles = roles if book.time else replace(roles, time=None)
     if features.width == 0:
         raise RequestError(f"{path}: no column is left to learn from; check drop and the table")
-    made = _federation(table.frame, roles, found, features, reasons, site)
-    assert made.notes is not None
-    notes = replace(made.notes, form=raw.form, repairs=table.repairs, warnings=table.doubts)
-    return replace(made, notes=notes, descriptors=made.descriptors if book is None else book.descriptors)
+    noted = {"form": raw.form, "repairs": table.repairs, "warnings": table.doubts}
+    made = _federation(table.frame, roles, found, features, reasons, site, **noted)
+    return made if book is None else replace(made, descriptors=book.descriptors)
 
 
 def _same_event(outcome: EncodedLabel, book: Codebook, site: str, label: str) -> None:

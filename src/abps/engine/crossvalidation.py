@@ -73,18 +73,14 @@ def cross_validate(
         for k, run in enumerate(runs)
         if run.artifacts.decisions is not None
     )
+    averaged = ("rounds", "bytes", "cost_usd", "partners_mean", "rest", "history")
     return replace(
         first,
         seed=seed,
         method=label,
-        rounds=_mean([run.rounds for run in runs]),
         data=replace(federation.about(), features=first.data.features),
         **scores,
-        bytes=_mean([run.bytes for run in runs]),
-        cost_usd=_mean([run.cost_usd for run in runs]),
-        partners_mean=_mean([run.partners_mean for run in runs]),
-        rest=_mean([run.rest for run in runs]),
-        history=_mean([run.history for run in runs]),
+        **{name: _mean([getattr(run, name) for run in runs]) for name in averaged},
         seconds=round(time.perf_counter() - began, 3),
         clinical=Clinical() if seen is None else clinical(federation.centers, seen, parts),
         artifacts=replace(artifacts, decisions=decisions, probabilities=seen),
