@@ -85,10 +85,9 @@ def configure(
     """A method's configuration: by name or as it is, with settings replaced."""
     config = find(method) if isinstance(method, str) else method
     given = dict(settings or {})
-    for name in ("model", "training.factory"):
-        if name in given:
-            # First of all: a model brings the training that suits it, which other settings may change.
-            config = with_model(config, given.pop(name))
+    if "model" in given:
+        # First of all: a model brings the training that suits it, which other settings may change.
+        config = with_model(config, given.pop("model"))
     if rounds is not None:
         config = with_settings(config, {"rounds": rounds})
     return with_settings(config, given)

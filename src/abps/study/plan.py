@@ -318,24 +318,18 @@ def make_plan(
             groups_of(federation, request.subgroups)
         federations[data] = with_only(federation, request.subgroups)
         folds = folds_of(request)
-        references = [name for name in request.references if name not in request.methods]
-        absent = _cannot_run({**plain, **{name: find(name) for name in references}}, request, federation)
+        references = {name: find(name) for name in request.references if name not in plain}
+        absent = _cannot_run(plain | references, request, federation)
         left_out += absent.values()
-        for seed, method in itertools.product(request.seeds, (*plain, *references)):
+        for seed, (method, config) in itertools.product(request.seeds, (plain | references).items()):
             if method in absent:
                 continue
-            settings, rounds, attack = dict[str, Any](), request.rounds, None
+            settings, attack, at_once = dict[str, Any](), None, config.fitted  # it knows no rounds
             if method in plain:
-                settings = {**known_settings(request, plain[method]), **chosen.get((data, method), {})}
-                attack = request.attack
-            elif getattr(find(method), "fitted", False):
-                rounds = None
-            if method in plain and plain[method].stop.rounds == 1:  # fitted at once: it knows no rounds
-                rounds = None
-            run = PlannedRun(
-                method, method, settings, rounds, seed, data, "", folds, attack, request.subgroups
-            )
-            runs.append(run.keyed(own))
+                settings = known_settings(request, config) | dict(chosen.get((data, method), {}))
+                attack, at_once = request.attack, config.stop.rounds == 1
+            what = (method, method, settings, None if at_once else request.rounds, seed, data)
+            runs.append(PlannedRun(*what, "", folds, attack, request.subgroups).keyed(own))
     return Plan(request, federations, tuple(runs), tuple(left_out), choices)
 
 
