@@ -352,7 +352,7 @@ def prepare(
     min_cell: int = 0,
     histograms: HistogramSum = PLAIN,
 ) -> Prepared:
-    """Split and encode a federation for one seed, by an agreed codebook or by its own, in whatever order.
+    """Split and encode a federation for one seed, by an agreed codebook or its own; rows may be in any order.
 
     histograms: how centers sum the counts that common scales and the outcome's follow from.
     min_cell: the minimum cell size of everything that leaves a center, where no codebook says it.
