@@ -77,14 +77,6 @@ def scales_from_json(data: Any) -> Scales:
     return msgspec.convert(data, dict[str, Scale])
 
 
-def _as_sent(center: float, spread: float, quantiles: Floats, low: float, high: float) -> Scale:
-    """A scale as a message has it: center and spread in four bytes each, quantiles in one, as a share of the
-    way from the lowest to the highest edge of the last bins."""
-    share = np.rint(255.0 * (quantiles - low) / (high - low)) / 255.0
-    short = np.array([center, spread, *(low + (high - low) * share)], np.float32).astype(np.float64).tolist()
-    return Scale(short[0], short[1], short[0], tuple(short[2:]))
-
-
 def scales_size(columns: int) -> int:
     return HEADER_SIZE + (8 + len(PROBABILITIES)) * columns
 
@@ -270,8 +262,11 @@ def _scale(edges: Floats, counts: Floats, doubt: float) -> Scale:
     spread = float(np.sqrt(share @ (middle - center) ** 2))
     if share.max() > 1.0 - 1e-9 or not spread > 1e-8 * (1.0 + abs(center)):
         spread = 0.0
-    quantiles = np.interp(PROBABILITIES, below[:-1], edges)
-    return _as_sent(center, spread, quantiles, float(edges[0]), float(edges[-1]))
+    # As sent: center and spread in four bytes each, quantiles in one, as a share of the way between edges.
+    low, span = float(edges[0]), float(edges[-1]) - float(edges[0])
+    step = np.rint(255.0 * (np.interp(PROBABILITIES, below[:-1], edges) - low) / span) / 255.0
+    short = np.array([center, spread, *(low + span * step)], np.float32).astype(np.float64).tolist()
+    return Scale(short[0], short[1], short[0], tuple(short[2:]))
 
 
 def settle_from_histograms(outcome: Outcome, found: HistogramRefinement, first: int) -> Outcome:

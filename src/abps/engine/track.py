@@ -177,16 +177,7 @@ def row_scores(rows: Rows, logits: Segments) -> pl.DataFrame:
     elif outcome.kind == "survival":
         columns["score"] = outcomes.risk(outcome, z).astype(np.float32)
     else:
-        columns["base"] = _base(rows)
+        parts = np.split(rows.y.astype(np.float64), rows.start[1:-1])
+        constant = np.repeat([part.mean() if len(part) else 0.0 for part in parts], rows.sizes)
+        columns["base"] = outcomes.row_losses(outcome, constant, rows.y).astype(np.float32)
     return pl.DataFrame(columns)
-
-
-def _base(rows: Rows) -> np.ndarray:
-    """(rows,) the loss of the best constant of every center's rows."""
-    base = np.zeros(len(rows.y), dtype=np.float32)
-    for low, high in zip(rows.start[:-1], rows.start[1:]):
-        y = rows.y[low:high].astype(np.float64)
-        if len(y):
-            constant = np.full(len(y), y.mean())
-            base[low:high] = outcomes.row_losses(rows.outcome, constant, y)
-    return base

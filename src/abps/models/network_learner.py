@@ -88,7 +88,11 @@ class NetworkLearner(Learner):
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
         self.look(rows)
         who = np.arange(len(w)) if owner is None else owner
-        models, (values, start, pieces) = held(w), self._room(rows, who)
+        start = np.concatenate([[0], np.cumsum(rows.sizes[who])])
+        models, values = held(w), np.empty(int(start[-1]), np.float32)
+        # Pieces that keep calls cheap and let all cores end at about the same time.
+        count = max(1, min(len(who), 16 * self._crew.cores), -(-len(who) // 256))
+        pieces = np.array_split(np.arange(len(who)), count)
 
         def work(k: int) -> None:
             room = self._memory()
@@ -97,13 +101,6 @@ class NetworkLearner(Learner):
 
         self.each(work, len(pieces))
         return Segments(values, start)
-
-    def _room(self, rows: Rows, owner: Ints) -> tuple[Weights, Ints, list[Ints]]:
-        """Room for answers to the owners' rows, where each model's begin, and the models in pieces that keep
-        calls cheap and let all cores end at about the same time."""
-        start, count = np.concatenate([[0], np.cumsum(rows.sizes[owner])]), len(owner)
-        pieces = max(1, min(count, 16 * self._crew.cores), -(-count // 256))
-        return np.empty(int(start[-1]), np.float32), start, np.array_split(np.arange(count), pieces)
 
 
 def held(w: Weights) -> Weights:

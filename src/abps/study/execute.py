@@ -7,6 +7,7 @@ federation by itself. The comparison then runs with what was chosen, on seeds of
 
 import itertools
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from abps.methods.base import Method
 from abps.methods.settings import configure, names
 from abps.study.plan import NONE, Choice, Plan, PlannedRun, Request, Trial, known_settings, make_plan
 from abps.study.progress import StudyProgress
-from abps.study.records import TUNING, StudyFolder
+from abps.study.records import FAILED, TUNING, StudyFolder
 
 #: Computes runs: given the study, the runs to do and where to report.
 Executor = Callable[[StudyFolder, Sequence[PlannedRun], StudyProgress], None]
@@ -54,14 +55,14 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
                 if problem:
                     progress.say(problem)
             for run in todo:
-                study.forget_failure(run)
+                (study.folder(run) / FAILED).unlink(missing_ok=True)  # it is tried anew
                 progress.waiting(run)
             executor(study, todo, progress)
         absent = [(run, study.failure(run)) for run in todo if study.look(run).result is None]
         failed = tuple((run, why) for run, why in absent if why)
         missing = tuple(run for run, why in absent if not why)
         if not missing:  # what is missing may still be computed elsewhere, from this copy
-            study.drop_data()
+            shutil.rmtree(study.cache, ignore_errors=True)
         return StudyOutcome(
             len(plan.runs), len(plan.runs) - len(todo), len(todo) - len(absent), failed, missing
         )

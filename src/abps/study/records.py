@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,9 +189,6 @@ class StudyFolder:
         write_federation(self.cache, federation)
         return problem
 
-    def drop_data(self) -> None:
-        shutil.rmtree(self.cache, ignore_errors=True)
-
     def folder(self, run: PlannedRun) -> Path:
         return self.root / "runs" / run.folder
 
@@ -214,17 +210,15 @@ class StudyFolder:
         note |= {"request": request, "details": details}
         files.write_json(self.folder(run) / FAILED, note)
 
-    def forget_failure(self, run: PlannedRun) -> None:
-        """A run is tried anew: what went wrong before says nothing any more."""
-        (self.folder(run) / FAILED).unlink(missing_ok=True)
-
     def open(self, plan: Plan) -> list[str]:
         """Write the plan into the folder, if it may live there; returns what should be said about it."""
         said = self.admit(plan.request)
         document = {"schema": STUDY_SCHEMA} | msgspec.to_builtins(record_of(plan))
         files.write_json(self.path, document | {"digest": key_of(document)})
         files.write_text(self.root / "study.toml", study_toml(plan))
-        self._sweep()
+        for depth in ("", "*/", "*/*/"):  # what a killed process left half-written
+            for part in self.root.glob(f"{depth}.*.part"):
+                part.unlink(missing_ok=True)
         return said
 
     def admit(self, request: Request) -> list[str]:
@@ -300,12 +294,6 @@ class StudyFolder:
         if not place.is_dir():
             return []
         return sorted(p.name for p in place.iterdir() if p.name not in known and not p.name.startswith("."))
-
-    def _sweep(self) -> None:
-        """Remove what a killed process left half-written."""
-        for depth in ("", "*/", "*/*/"):
-            for part in self.root.glob(f"{depth}.*.part"):
-                part.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
