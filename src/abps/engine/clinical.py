@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from abps.evaluate.calibration import (
     UNKNOWN,
     Calibration,
-    CalibrationCurve,
     Interval,
     Recalibration,
     calibration,
@@ -127,25 +126,20 @@ def clinical(
 def _center(seen: RowProbabilities, i: int) -> AtCenter:
     before, after = (part[i].astype(np.float64) for part in (seen.before, seen.after))
     y, mend = seen.labels[i].astype(np.float64), seen.mends[i]
-    found = calibration(before, y)
+    found, curve = calibration(before, y), smooth_curve(before, y, POINTS)
+    points = [] if curve is None else zip(curve.at.tolist(), curve.observed.tolist())
     return AtCenter(
         _level(found),
         _level(found if mend.kind == "none" else calibration(after, y)),
         mend.kind,
         _short(mend.intercept),
         _short(mend.slope),
-        _points(smooth_curve(before, y, POINTS)),
+        tuple((_short(a), _short(b)) for a, b in points),
     )
 
 
 def _level(found: Calibration) -> Level:
     return Level(_short(found.expected), _interval(found.in_the_large), _interval(found.slope))
-
-
-def _points(curve: CalibrationCurve | None) -> tuple[tuple[float, float], ...]:
-    if curve is None:
-        return ()
-    return tuple((_short(a), _short(b)) for a, b in zip(curve.at.tolist(), curve.observed.tolist()))
 
 
 def _interval(found: Interval) -> Interval:

@@ -84,9 +84,7 @@ class FittedModel:
         """What the model says, a column each: the probability of the event; of every class; the number; or
         the chance to live longer than each time of the grid, and a risk that is larger for who fails earlier.
         """
-        return self.in_words(self.network.answers(self.encode(features)))
-
-    def in_words(self, answers: Floats) -> pl.DataFrame:
+        answers = self.network.answers(self.encode(features))
         if self.outcome.binary:
             return pl.DataFrame({"probability": self.recalibration.apply(expit(answers[:, 0]))})
         said = foretold(self.outcome, answers)
