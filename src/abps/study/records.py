@@ -304,7 +304,9 @@ class StudyFolder:
         try:
             lock = (self.root / ".lock").open("w")
         except OSError as error:
-            raise RequestError(f"cannot write in {self.root}: {error.strerror}; choose another") from error
+            raise RequestError(
+                f"cannot write in {self.root}: {error.strerror}; choose another place"
+            ) from error
         with lock as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
