@@ -71,11 +71,11 @@ class MethodLine:
 
     @property
     def mean(self) -> float:
-        return _mean(self.level)
+        return mean_of(self.level)
 
     @property
     def mean_loss(self) -> float:
-        return _mean(self.loss)
+        return mean_of(self.loss)
 
     def average(self, number: Callable[[Run], float]) -> float:
         return float(np.mean([number(run) for run in self.runs]))
@@ -106,9 +106,10 @@ class MethodLine:
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
 
 
-def _mean(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+def mean_of(values: Iterable[float]) -> float:
+    """The mean of those that are known."""
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,7 +90,7 @@ def first_screen(part: Part, hospitals: Sequence[HospitalStory]) -> FirstScreen:
         _basis(part),
         title,
         lead,
-        tuple(sentence for sentence in (_simple(part), _look(part)) if sentence),
+        tuple(filter(None, (_simple(part), _look(part)))),
         _shares(part.primary),
         _partners(hospitals),
         tuple(line for line in lines if line is not None),

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from abps.evaluate.calibration import Interval
-from abps.report.analysis import MethodLine, Part
+from abps.report.analysis import MethodLine, Part, mean_of
 from abps.report.drawing import EARLY, INK, LATE, QUIET, Drawing, blank, draw
-from abps.report.hospitals import HospitalStory, mean_interval, mean_of
+from abps.report.hospitals import HospitalStory, mean_interval
 from abps.report.tables import Table, number
 
 

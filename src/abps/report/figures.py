@@ -144,7 +144,7 @@ def mean_curve(line: MethodLine, most: int = 1) -> NDArray[np.float64]:
 def over_rounds(part: Part) -> Figure:
     """Learning curves by round: a panel per family, with the names beside it in the order of their end."""
     most = max(run.rounds for line in part.lines for run in line.runs)
-    curves = {line.label: mean_curve(line, most) for line in part.lines}
+    rounds, curves = np.arange(1, most + 1), {line.label: mean_curve(line, most) for line in part.lines}
     panels: dict[str, list[MethodLine]] = {}
     for line in part.lines:
         panels.setdefault(FAMILIES[family(line).split("-")[0]][1], []).append(line)
@@ -159,12 +159,14 @@ def over_rounds(part: Part) -> Figure:
     for axes, (title, members) in zip(every, panels.items()):
         for name, style in (("fedavg", "-"), (part.alone, ":")):
             if name in curves and all(line.label != name for line in members):
-                axes.plot(*_by_round(curves[name]), style, color=INK, alpha=0.3, linewidth=1.6)
+                axes.plot(
+                    rounds[: len(curves[name])], curves[name], style, color=INK, alpha=0.3, linewidth=1.6
+                )
         for n, line in enumerate(sorted(members, key=lambda line: (-curves[line.label][-1], line.label))):
             tint, dash = _PALETTE[n % len(_PALETTE)], "-" if n < len(_PALETTE) else "--"
-            rounds, curve = _by_round(curves[line.label])
-            axes.plot(rounds, curve, dash, color=tint, linewidth=1.5, label=line.label)
-            axes.plot(rounds[-1], curve[-1], "o", color=tint, markersize=3)
+            curve = curves[line.label]
+            axes.plot(rounds[: len(curve)], curve, dash, color=tint, linewidth=1.5, label=line.label)
+            axes.plot(len(curve), curve[-1], "o", color=tint, markersize=3)
         if all(line.method != "centralized" for line in members):
             axes.set_ylim(low - room, high + room)
         axes.set(title=title, ylabel=f"mean {part.measure}")
@@ -172,7 +174,3 @@ def over_rounds(part: Part) -> Figure:
         _grid(axes)
     every[-1].set_xlabel("round")
     return figure
-
-
-def _by_round(curve: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    return np.arange(1, len(curve) + 1), curve

@@ -12,15 +12,10 @@ from markupsafe import Markup
 from abps.evaluate.calibration import Interval
 from abps.evaluate.verdicts import HospitalEvidence, HospitalVerdict
 from abps.fitted.curves import GRAY, ChartLine, chart
-from abps.report.analysis import SIMPLE, Comparison, MethodLine, Part
+from abps.report.analysis import SIMPLE, Comparison, MethodLine, Part, mean_of
 
 #: Partners that are named; the rest is counted.
 MOST_PARTNERS = 6
-
-
-def mean_of(values: Iterable[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return float(np.mean(known)) if known else math.nan
 
 
 def mean_interval(found: Iterable[Interval]) -> Interval:

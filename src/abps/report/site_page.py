@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from abps import files
 from abps.core.errors import RequestError
@@ -16,7 +16,6 @@ from abps.sites.store.rows import RoundRow
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from abps.fitted.evaluation import ModelEvaluation
     from abps.report.drawing import Drawing
     from abps.sites.consent.sitefile import SiteFile
     from abps.sites.store.store import Store
@@ -42,53 +41,32 @@ def site_report(store: Store, own: SiteFile, out: Path) -> SiteReport:
 
     check_new(out)
     written = status.export(store, out)
-    model, evaluation, why, value = None, None, "", math.nan
+    model, auroc, why, shown = None, None, "", None
     try:
         if (found := site_statistics(store, own)) is not None:
             written = [*written, *found.write(out)]
         fitted = site_model(store, own)
         (model,) = write_models(fitted, out / "model").values()
         (evaluation,) = fitted.evaluations.values()
-        value = next(iter(evaluation.measures.values()), evaluation.area).value
+        main = next(iter(evaluation.measures.values()), evaluation.area)
+        auroc = main.value if math.isfinite(main.value) else None
+        card = (model / "card.html").relative_to(out).as_posix()
+        measure = next(iter(evaluation.measures), "AUROC")
+        shown = {"main": main, "auroc": auroc, "measure": measure, "evaluation": evaluation, "card": card}
     except RequestError as error:
         why = f"there is none: {error}"
-    page = out / "report.html"
-    card = "" if model is None else (model / "card.html").relative_to(out).as_posix()
-    files.write_text(page, site_page(status.summary(store), store.rounds(), evaluation, card, why))
-    auroc = value if math.isfinite(value) else None
-    return SiteReport(own.site, page, (*written, page), model, why, auroc)
-
-
-def site_page(
-    summary: Mapping[str, Any],
-    rounds: Sequence[RoundRow],
-    evaluation: ModelEvaluation | None = None,
-    card: str = "",
-    why_no_model: str = "",
-) -> str:
-    """The page from a store's summary (:func:`abps.sites.node.status.summary`) and its rounds, with the
-    evaluation of the site's model on its own test rows and where its card is, or why there is none."""
-    model = None
-    if evaluation is not None:
-        main = next(iter(evaluation.measures.values()), evaluation.area)
-        model = {
-            "measure": next(iter(evaluation.measures), "AUROC"),
-            "auroc": main.value if math.isfinite(main.value) else None,
-            "low": main.low,
-            "high": main.high,
-            "rows": evaluation.rows,
-            "events": evaluation.events,
-            "card": card,
-        }
-    return render(
+    page, rounds, summary = out / "report.html", store.rounds(), status.summary(store)
+    html = render(
         "site.html",
         title=f"{summary['site']} in the study {summary['study']}",
         summary=summary,
         rounds=rounds[::-1],
-        model=model,
-        why_no_model=why_no_model,
+        model=shown,
+        why_no_model=why,
         drawing=None if len(rounds) < 2 else _curve(rounds),
     )
+    files.write_text(page, html)
+    return SiteReport(own.site, page, (*written, page), model, why, auroc)
 
 
 def _curve(rounds: Sequence[RoundRow]) -> Drawing:

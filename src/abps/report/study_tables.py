@@ -15,11 +15,8 @@ from abps.report.tables import NOTHING, Table, number, plain, signed, volume
 
 def verdict_words(found: Comparison) -> str:
     """The verdict; equality with its margin."""
-    special = {
-        Verdict.EQUAL: f"equal within {found.margin:g}",
-        Verdict.NO_INTERVAL: "one run: no verdict",
-        Verdict.REFERENCE: "",
-    }
+    equal = f"equal within {found.margin:g}"
+    special = {Verdict.EQUAL: equal, Verdict.NO_INTERVAL: "one run: no verdict", Verdict.REFERENCE: ""}
     return special.get(found.verdict, found.verdict.value)
 
 
@@ -83,12 +80,10 @@ def _losing(found: Comparison | None) -> str:
 def notes(part: Part) -> tuple[str, ...]:
     rows, events = part.scored
     how = f"out of {part.folds} folds" if part.folds else "on the test rows of one split per seed"
-    look = (
-        f" This is look number {part.look} at a growing study: a difference must reach p < "
-        f"{next(iter(part.comparisons.values())).alpha:.4f}."
-        if part.look > 1 and part.comparisons
-        else ""
-    )
+    look = ""
+    if part.look > 1 and part.comparisons:
+        level = f"{next(iter(part.comparisons.values())).alpha:.4f}"
+        look = f" This is look number {part.look} at a growing study: a difference must reach p < {level}."
     return (
         f"{part.measure}: mean over hospitals, {rows:,} rows with {events:,} events scored {how}; only rows "
         "that one model scored are compared with each other.",

@@ -107,8 +107,7 @@ class HospitalEvaluation:
             for model, subgroup in self.summaries
         ]
         body = {"schema": "abps.evaluation/1", "min_cell": self.min_cell, "outside": list(self.outside)}
-        plain = json.dumps({**body, "summaries": summaries, "results": self.frame().to_dicts()})
-        return dict(json.loads(plain.replace("NaN", "null")))
+        return dict(files.finite({**body, "summaries": summaries, "results": self.frame().to_dicts()}))
 
 
 def _on_auroc_scale(found: EffectHeterogeneity) -> dict[str, float]:
