@@ -40,7 +40,8 @@ def main() -> None:
     print(table)
     print(f"further draws: {further.mean():+.4f}, from {further.min():+.4f} to {further.max():+.4f}")
     if asked.csv:
-        table.write_csv(asked.csv)
+        mean = pl.DataFrame({"draw": ["mean of further draws"], "gain": [round(float(further.mean()), 4)]})
+        pl.concat([table.with_columns(pl.col("draw").cast(pl.String)), mean]).write_csv(asked.csv)
 
 
 if __name__ == "__main__":

@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="rounds of a timed run (two of them warm up)")
     parser.add_argument("--turns", type=int, default=3, help="timed runs of every tool, in turns")
     parser.add_argument("--json", type=Path, help="write everything that was found")
+    parser.add_argument("--csv", type=Path, help="write the rate of the best form of each tool")
     a = parser.parse_args()
     wanted = [name.strip().lower() for name in a.tools.split(",") if name.strip()]
     tools = [t for t in TOOLS if not wanted or t.name.lower() in wanted]
@@ -332,6 +333,9 @@ def report(found: dict, a: argparse.Namespace) -> None:
         loss = statistics.median(t["loss"] for t in each["turns"])
         peak = max(t["peak_mb"] for t in each["turns"])
         print(f"| {label} | {rate:,.0f} | {times} | {loss:.4f} | {peak:,.0f} MB | {each['versions']} |")
+    if a.csv:
+        lines = [f"{tool},{rate:.0f}" for tool, (rate, _) in best.items()]
+        a.csv.write_text("\n".join(["tool,center-rounds per second", *lines]) + "\n")
     for label, problem in found["failed"].items():
         print(f"\nNo time for {label}: {problem}")
 

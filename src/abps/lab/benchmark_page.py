@@ -107,7 +107,8 @@ def spent(frames: dict[str, pl.DataFrame]) -> str:
     for name, part in sections(frame).items():
         repeats = sorted(set(part["repeats"].to_list()))
         words = " to ".join(str(count) for count in dict.fromkeys((repeats[0], repeats[-1])))
-        kinds.append(f"{part['federation'].n_unique()} {name} federations, {words} repeats")
+        worlds = "" if name == "real" else ", every repeat a fresh world"
+        kinds.append(f"{part['federation'].n_unique()} {name} federations, {words} repeats{worlds}")
     said = f"{frame['repeats'].sum():,} cross-fitted runs ({'; '.join(kinds)})"
     if "machine" in frames:
         said += f", {frames['machine']['cpu_seconds'].to_numpy().sum() / 60.0:,.0f} minutes of processor time"
@@ -118,7 +119,7 @@ def settled(frame: pl.DataFrame) -> str:
     """Which methods still change when they end."""
     change = pl.col("late_change").cast(pl.Float64).mean()
     late = frame.group_by("method").agg(change).sort("late_change", "method", descending=True)
-    moving = [f"`{m}` ({v:.3f})" for m, v in late.iter_rows() if v is not None and v > SETTLED]
+    moving = [f"`{m}` ({v:.3f})" for m, v in late.iter_rows() if v is not None and round(v, 3) > SETTLED]
     said = f"In the last quarter of its rounds the mean AUROC of a method changes by at most {SETTLED}"
     return said + (f"; more for {', '.join(moving)}." if moving else ".")
 
