@@ -18,6 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +27,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 import abps
+from abps.lab.icu_synthetic import UNIT_RISK_SPREAD, IcuSynthetic, draw_with_risk, population_of
 from abps.lab.suite import make_federation, suite
 from abps.methods import abps_plus, plus_filter, plus_own
 
@@ -54,15 +56,19 @@ WORLDS = {
     "own risk each": "heterogeneity=2,groups={n}",
     "one odd center": "heterogeneity=4,group_sizes={n1}+1",
     "many small clusters": "heterogeneity=4,groups={tenth}",
+    "continuum": "heterogeneity=4",
     "default": "",
 }
+
+#: Directions of the continuum, in which every center has a position of its own.
+DIRECTIONS = 2
 
 #: Parts of abps-plus: where each is, and what stands there without it.
 PARTS: dict[str, tuple[Any, str, Any]] = {
     "test": (abps_plus, "LEVEL", 1.0),
     "gate": (abps_plus, "GATE_Z", -np.inf),
     "choice": (abps_plus, "choose_clusters", lambda state, local, means: state),
-    "return": (plus_own, "cluster_gains", lambda state, local: np.zeros(len(state.models))),
+    "return": (plus_own, "structure_gains", lambda state, local: np.zeros(len(state.models))),
     "clean-start": (abps_plus, "without_pair_effects", lambda state, local: state),
     "squares": (plus_filter, "LONGEST_SQUARES", 1e9),
 }
@@ -90,7 +96,24 @@ def federations(args: argparse.Namespace) -> Iterator[tuple[str, abps.Federation
             n = args.centers
             text = knobs.format(n=n, n1=n - 1, tenth=max(n // 10, 2))
             given = ",".join(filter(None, [text, f"centers={n}", f"seed={world}"]))
-            yield name, abps.load(f"icu-synthetic:{given}"), int(world)
+            yield (
+                name,
+                continuum(n, int(world)) if name == "continuum" else abps.load(f"icu-synthetic:{given}"),
+                int(world),
+            )
+
+
+def continuum(n: int, world: int) -> abps.Federation:
+    """A severe world in which no two centers have the same risk: it varies along a few directions."""
+    people = population_of(IcuSynthetic(heterogeneity=4, case_mix=0.65, centers=n, seed=world))
+    random = np.random.default_rng(world)
+    ways = random.standard_normal((DIRECTIONS, people.own.shape[1]))
+    ways /= np.linalg.norm(ways, axis=1, keepdims=True)
+    places = random.standard_normal((n, DIRECTIONS))
+    own = (places - places.mean(axis=0)) @ ways * (4 * UNIT_RISK_SPREAD / np.sqrt(DIRECTIONS))
+    rows, _ = draw_with_risk(replace(people, own=own), world)
+    rows = rows.drop("careunit", "admission_year")
+    return abps.federation(rows, label="died", center="center", patient="patient")
 
 
 def measured(federation: abps.Federation, method: str, seed: int) -> tuple[float, ...]:

@@ -1,5 +1,7 @@
 """abps-plus in the simulator."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -7,6 +9,7 @@ import pytest
 import abps
 from abps.data.prepare import prepare
 from abps.data.table import load
+from abps.lab.icu_synthetic import IcuSynthetic, draw_with_risk, population_of
 from abps.methods import plus_own
 from abps.methods.plus_state import as_models, column_groups, local_rows
 from abps.methods.settings import configure
@@ -89,6 +92,27 @@ def test_clusters_are_found_and_used_where_centers_differ(severe):
     assert with_clusters.auroc.mean > without.auroc.mean + 0.02
     peers = with_clusters.decisions.filter(pl.col("reason") == "cluster peer")
     assert len(peers) > 36
+
+
+def _continuum(n, seed):
+    """Centers whose risk varies along two directions, each with a position of its own."""
+    people = population_of(IcuSynthetic(heterogeneity=4, case_mix=0.65, centers=n, seed=seed))
+    rng = np.random.default_rng(seed)
+    ways = rng.standard_normal((2, people.own.shape[1]))
+    own = rng.standard_normal((n, 2)) @ ways * (2.4 / np.linalg.norm(ways))
+    rows = draw_with_risk(replace(people, own=own), seed)[0].drop("careunit", "admission_year")
+    return abps.federation(rows, label="died", center="center", patient="patient")
+
+
+def test_a_continuum_is_found_and_used_where_centers_differ_by_degrees():
+    federation = _continuum(60, 21)
+    run = abps.simulate(federation, "abps-plus", seed=3)
+    without = abps.simulate(federation, "abps-plus", seed=3, settings={"structure": "no"})
+    assert run.rounds == 9
+    assert "structure is used" in set(run.decisions["reason"])
+    assert run.auroc.mean > without.auroc.mean + 0.02
+    lied_to = abps.simulate(federation, "abps-plus", seed=3, attack="scale:share=0.2")
+    assert lied_to.auroc.mean > without.auroc.mean
 
 
 def test_clusters_are_not_begun_where_rounds_do_not_suffice(severe):

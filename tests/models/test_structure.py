@@ -66,7 +66,8 @@ def test_the_gate_opens_for_structure_and_stays_shut_without():
     kinds = np.repeat(np.arange(2), 15)
 
     def z(deviations, seed):
-        return _halves(_rows(30, 120, deviations, seed), seed).gain_z(np.arange(30) % 5)
+        halves = _halves(_rows(30, 120, deviations, seed), seed)
+        return structure.standard_errors(halves.held_out_gains(np.arange(30) % 5)[0][-1])
 
     different = rng.normal(0, 0.8, (2, P))[kinds]
     assert z(different - different.mean(axis=0), 5) > 3
@@ -95,7 +96,39 @@ def test_the_gain_is_that_of_refitted_posteriors():
                     z = design[~fit] @ model.T
                     gains[i] += sign * float(np.sum(np.logaddexp(0, z[:, 0]) - y[~fit] * z[:, 0]))
     refitted = gains.mean() / gains.std() * np.sqrt(40)
-    assert _halves(rows).gain_z(fold) == pytest.approx(refitted, rel=0.35)
+    continua, clustered = _halves(rows).held_out_gains(fold)
+    assert structure.standard_errors(continua[0]) == pytest.approx(refitted, rel=0.35)
+    assert structure.standard_errors(clustered) > 3
+
+
+def test_held_out_gains_tell_clusters_from_a_continuum_and_its_directions():
+    rng = np.random.default_rng(9)
+    ways = np.linalg.qr(rng.standard_normal((P, 2)))[0].T
+    spread, kinds = rng.standard_normal((60, 2)) @ ways, rng.normal(0, 0.8, (5, P))[np.arange(60) // 12]
+
+    def better(deviations):
+        halves = _halves(_rows(60, 300, deviations - deviations.mean(axis=0), 9))
+        continua, clustered = halves.held_out_gains(np.arange(60) % 5)
+        best = int(np.argmax(continua.mean(axis=1)))
+        return best + 1, structure.standard_errors(continua[best] - clustered), halves
+
+    count, z, halves = better(spread)
+    assert count in (2, 3)
+    found = np.linalg.qr(halves.shared_deviations(2).T)[0]
+    assert np.linalg.svd(found.T @ ways.T)[1].min() > 0.9  # the same plane
+    assert better(kinds)[1] < min(z, 0)
+
+
+def test_expected_positions_are_those_of_a_sampled_mixture():
+    rng = np.random.default_rng(10)
+    mixture = structure.ClusterMixture(np.array([[-2.0], [1.0]]), np.array([0.3]), np.array([0.4, 0.6]))
+    kind = rng.choice(2, 400_000, p=mixture.share)
+    true = mixture.centre[kind, 0] + np.sqrt(0.3) * rng.standard_normal(len(kind))
+    measured = true + np.sqrt(0.8) * rng.standard_normal(len(kind))
+    near = np.abs(measured - 0.1) < 0.05
+    assert mixture.expected(np.array([[0.1]]), np.array([[0.8]]))[0, 0] == pytest.approx(
+        true[near].mean(), abs=0.02
+    )
 
 
 def test_one_cluster_where_places_differ_by_their_noise_alone():

@@ -11,7 +11,8 @@ penalties follow from evidence; nothing is tuned. Exchanges, in the order in whi
 3. *variances*: squared deviations and degrees of freedom of every center's own posterior; with them half
    scores, which show whether centers differ in ways that others share;
 4. only then, *clusters*: the common fit again, in every cluster; the means of all clusters, from which every
-   center chooses; the fit once more, and variances.
+   center chooses; the fit once more, and variances; or, where centers differ without forming clusters, a
+   *continuum*: a few deviations that all share, each to its own degree, with every exchange about variances.
 
 All but the half scores and the clusters need sums over centers alone. Which numbers a message has is in
 :mod:`abps.methods.plus_state`, which uploads count in :mod:`abps.methods.plus_filter`. After the last
@@ -66,6 +67,7 @@ from abps.wire.number_lists import Field, Fields, Form, NumberList, length
 #: Exchanges about variances, and steps of a cluster's fit before and after its members are chosen again.
 VARIANCE_EXCHANGES = 2
 CLUSTER_STEPS = 3
+SHARED_EXCHANGES = 2
 CLUSTER_EXCHANGES = 2 * CLUSTER_STEPS + 1 + VARIANCE_EXCHANGES
 
 #: Members that send a large curvature: so many that all together send about so many rows of it, with bounds.
@@ -84,6 +86,10 @@ FEWEST_CENTERS, FOLDS = 15, 5
 #: The level of the test whether centers differ, and its random signs; standard errors by which the gain of
 #: clusters on held-out rows must then lie above zero before they are used.
 LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
+
+#: Standard errors by which a continuum must do better there than clusters before it takes their place, and
+#: the fewest centers of which this is asked: clusters learned from the folds of fewer are too poor.
+CONTINUUM_Z, FEWEST_JUDGED = 2.58, 60
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
 #: of clusters that members may choose from.
@@ -134,6 +140,8 @@ class ABPSPlus(CoordinatedMethod):
             pairs = self.interactions and t == self.steps > 2 and context.derived.candidates
             return Phase.PAIRS if pairs else Phase.COMMON_FIT
         t -= 1 + self.steps
+        if len(state.shared):
+            return Phase.SHARED if t <= 1 + SHARED_EXCHANGES else Phase.OVER
         if t <= VARIANCE_EXCHANGES:
             return Phase.HALF_SCORES if t == 1 and self._seeks_clusters(context) else Phase.VARIANCES
         t -= VARIANCE_EXCHANGES
@@ -181,6 +189,7 @@ class ABPSPlus(CoordinatedMethod):
             pairs=PairTerms.none(local.mains),
             own=OwnSums.none(local),
             clusters=ClusterState.none(context.r),
+            shared=np.zeros((0, q)),
             resting=np.zeros(context.r, dtype=bool),
             excluded=np.zeros(context.n, dtype=bool),
         )
@@ -190,7 +199,8 @@ class ABPSPlus(CoordinatedMethod):
         local, phase = local_of(context, state), self.phase(context, state)
         if phase is Phase.START:
             return start_upload(context, state, self.privacy.secure)
-        fields = Fields({**message(phase, local).by_name, **beside_sums(phase, local).by_name})
+        fields = message(phase, local, len(state.shared))
+        fields = Fields({**fields.by_name, **beside_sums(phase, local).by_name})
         form = (Field("single", fields.length),) if self.privacy.secure else fields.form
         rows = packed(fields, upload_values(state, local, phase))
         return Upload.encode(list(rows), [form] * len(rows))
@@ -207,7 +217,7 @@ class ABPSPlus(CoordinatedMethod):
         local, phase = local_of(context, state), self.phase(context, state)
         if phase is Phase.CLUSTER_MEANS:
             return most_said_means(uploads, local, state.clusters.count)
-        fields = message(phase, local)
+        fields = message(phase, local, len(state.shared))
         reported = np.asarray(context.sizes(), dtype=np.float64)
         robust = self.robust and not self.privacy.secure
         screened = screen(fields, uploads, reported, state, local, robust)
@@ -220,8 +230,8 @@ class ABPSPlus(CoordinatedMethod):
             more, further = earned_pairs(local, beside)
         elif phase is Phase.HALF_SCORES:
             variance = after_variances(state, local, fields.unpack(numbers)).variance
-            chance, own = propose_clusters(context, state, beside, variance[: local.mains])
-            more, further = np.array([chance]), (ONE,)
+            found = find_structure(context, state, beside, variance[: local.mains])
+            more, further, own = np.append(found.chance, found.shared), (ONE, *found.form), found.own
         elif phase is Phase.CLUSTER_FIT:
             own = cluster_totals(reported, fields, beside[:, 0], screened, state.clusters.count)
             numbers, form = np.array([float(screened.accepted.sum())]), (ONE,)
@@ -250,7 +260,8 @@ class ABPSPlus(CoordinatedMethod):
     def _with_models(self, context: Context, state: PlusState, done: Phase) -> PlusState:
         """The state with every center's own model."""
         local, coming = local_of(context, state), self.phase(context, state)
-        if coming not in (Phase.HALF_SCORES, Phase.VARIANCES, Phase.OVER) and done is not Phase.VARIANCES:
+        posteriors = (Phase.HALF_SCORES, Phase.VARIANCES, Phase.SHARED, Phase.OVER)
+        if coming not in posteriors and done is not Phase.VARIANCES:
             return replace(state, models=as_models(plus_own.prior_means(state, local), local, state.pairs))
         if done in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
             state = replace(state, variance=np.where(local.group < 0, state.variance, FIRST_VARIANCE))
@@ -260,8 +271,13 @@ class ABPSPlus(CoordinatedMethod):
             plain = replace(state, clusters=ClusterState.none(context.r))
             state = without_pair_effects(replace(state, plain=plain), local)
             return replace(state, clusters=begin_clusters(state, local, state.clusters))
-        if state.clusters.fits and coming is Phase.VARIANCES:
-            gain = plus_own.cluster_gains(state, context.derived)
+        if coming is Phase.SHARED and done is Phase.HALF_SCORES:
+            plain = replace(state, shared=state.shared[:0])
+            plain = replace(plain, own=plus_own.own_posteriors(plain, local))
+            plain = replace(plain, models=as_models(plain.own.modes, local, state.pairs))
+            state = replace(state, plain=plain)
+        if coming is Phase.SHARED or (state.clusters.fits and coming is Phase.VARIANCES):
+            gain = plus_own.structure_gains(state, context.derived)
             state = replace(state, own=replace(state.own, gain=gain))
         if coming is Phase.OVER:
             if self.keep_own:
@@ -288,7 +304,7 @@ def upload_values(state: PlusState, local: LocalRows, phase: Phase) -> dict[str,
     clusters = state.clusters
     if phase is Phase.CLUSTER_MEANS:
         return {"mean": np.stack([clusters.by_name[name].point for name in clusters.number.tolist()])}
-    if phase is Phase.VARIANCES:
+    if phase in (Phase.VARIANCES, Phase.SHARED):
         return state.own.values(state.scale)
     if phase is Phase.HALF_SCORES:
         return state.own.values(state.scale) | half_scores(state, local)
@@ -309,7 +325,7 @@ def applied(
     local = local_of(context, state)
     if phase is Phase.CLUSTER_MEANS:
         return choose_clusters(state, local, numbers.reshape(-1, local.q))
-    fields = message(phase, local)
+    fields = message(phase, local, len(state.shared))
     if phase is Phase.CLUSTER_FIT:
         return step_clusters(context, state, fields, broadcast)
     sums, rest = fields.unpack(numbers), numbers[fields.length :]
@@ -319,11 +335,13 @@ def applied(
         return after_step(state, local, sums)
     if phase is Phase.PAIRS:
         return after_pairs(state, local, sums, rest)
-    if state.clusters.fits and sums["gain"][0] < 0:
-        return state.without_clusters  # all in all they do not help
+    if state.plain is not None and sums["gain"][0] < 0:
+        return state.without_structure  # all in all it does not help
     state = after_variances(state, local, sums)
+    if phase is Phase.SHARED:
+        return after_shared(state, local, sums)
     if phase is Phase.HALF_SCORES:
-        return take_proposal(context, replace(state, chance=float(rest[0])), broadcast)
+        return take_proposal(context, replace(state, chance=float(rest[0])), rest[1:], broadcast)
     return state
 
 
@@ -530,6 +548,7 @@ def after_pairs(state: PlusState, local: LocalRows, sums: dict[str, Floats], res
         variance=widen(state.variance),
         scale=widen(state.scale, np.sqrt(chosen["information"])),
         own=OwnSums.none(wide),
+        shared=np.zeros((0, wide.q)),
     )
 
 
@@ -568,11 +587,27 @@ def half_scores(state: PlusState, local: LocalRows) -> dict[str, Floats]:
     return {"halves": halves, "information": found[0][1] + found[1][1]}
 
 
-def propose_clusters(
-    context: Context, state: PlusState, beside: Floats, variance: Floats
-) -> tuple[float, dict[int, NumberList]]:
-    """The p-value of the test whether centers differ; if they do, and clusters pay on held-out rows, what the
-    coordinator tells every member: its cluster and how many there are.
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """What the coordinator finds in half scores.
+
+    chance: the p-value of the test whether centers differ.  own: for every member its cluster and how many
+    there are.  shared: (k, columns) shared deviations, in units of scores' sizes.
+    """
+
+    chance: float
+    own: dict[int, NumberList] = field(default_factory=dict)
+    shared: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @property
+    def form(self) -> Form:
+        """Of the shared deviations."""
+        return (Field("small", self.shared.shape[1], len(self.shared)),) if len(self.shared) else ()
+
+
+def find_structure(context: Context, state: PlusState, beside: Floats, variance: Floats) -> Structure:
+    """Whether centers differ; if they do, and it pays on held-out rows, clusters, or, where there are none,
+    the deviations that centers share.
 
     beside: (n, entries) half scores, NaN where a member is left out.  variance: (columns,) between centers.
     """
@@ -580,7 +615,7 @@ def propose_clusters(
     parts, columns = beside_sums(Phase.HALF_SCORES, local).unpack(beside), local.mains
     who = np.flatnonzero(np.isfinite(beside).all(axis=1) & (parts["information"][:, 0] > 0))
     if len(who) < FEWEST_CENTERS:
-        return 1.0, {}
+        return Structure(1.0)
     information = parts["information"][who, 0]
     share, both = information / information.sum(), parts["halves"][who]
     # What all have in common is no difference between them: the common fit is not at its end yet.
@@ -596,21 +631,32 @@ def propose_clusters(
     draw = [streams.uniforms(context.seed, "sketch", 10 + k, context.ids[who]) for k in range(SIGNS)]
     chance = halves.difference_test(np.where(np.stack(draw) < 0.5, -1.0, 1.0))
     if chance > LEVEL:
-        return chance, {}
+        return Structure(chance)
     order = np.argsort(streams.uniforms(context.seed, "sketch", 1, context.ids[who]), kind="stable")
     fold = np.empty(len(who), dtype=np.int64)
     fold[order] = np.arange(len(who)) % FOLDS
+    continua, clustered = halves.held_out_gains(fold)
+    if not structure.standard_errors(continua[-1]) > GATE_Z:
+        return Structure(chance)
     number, count = halves.clusters()
-    if count == 1 or not halves.gain_z(fold) > GATE_Z:
-        return chance, {}
+    best = int(np.argmax(continua.mean(axis=1)))
+    better = len(who) >= FEWEST_JUDGED and structure.standard_errors(continua[best] - clustered) > CONTINUUM_Z
+    if count == 1 or better:
+        return Structure(chance, shared=halves.shared_deviations(1 + best))
     every = np.zeros(context.n)
     every[who] = number
     form = (Field("single", 2),)
-    return chance, {i: NumberList.of(np.array([own, float(count)]), form) for i, own in enumerate(every)}
+    own = {i: NumberList.of(np.array([each, float(count)]), form) for i, each in enumerate(every)}
+    return Structure(chance, own)
 
 
-def take_proposal(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
-    """The state with the cluster of every center here, if there are any."""
+def take_proposal(context: Context, state: PlusState, shared: Floats, broadcast: Broadcast) -> PlusState:
+    """The state with the cluster of every center here, or with shared deviations, if there are any."""
+    if len(shared):
+        local = local_of(context, state)
+        ways = np.zeros((len(shared) // local.mains, local.q))
+        ways[:, : local.mains] = shared.reshape(len(ways), -1) / state.scale[: local.mains]
+        return replace(state, shared=ways)
     own = [broadcast.only(int(member)) for member in context.local_index]
     if any(len(values) != 2 for values in own):
         return state
@@ -634,6 +680,22 @@ def without_pair_effects(state: PlusState, local: LocalRows) -> PlusState:
     )
     nothing = PairTerms(0.0 * state.pairs.left, 0.0 * state.pairs.right)
     return replace(state, fit=replace(fit, point=point), pairs=nothing)
+
+
+def after_shared(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
+    """Shared deviations after one Newton step, each as long as evidence says: then positions along it have
+    variance one.
+
+    In the direction of a shared deviation a center's loss curves by its own curvature times its squared
+    position, so all together by the common curvature.
+    """
+    system = state.fit.curvature + np.diag(state.fit.penalty)
+    pull = sums["pull"].reshape(state.shared.shape) * state.scale
+    pull[:, local.mains :] = 0.0
+    step = np.linalg.solve(system, (pull - state.fit.penalty * state.shared).T).T
+    step[:, local.mains :] = 0.0
+    length = np.sqrt(np.clip(sums["place_squares"] / np.maximum(sums["place_dof"], 0.1), 0.04, 4.0))
+    return replace(state, shared=(state.shared + step) * length[:, None])
 
 
 # Exchanges 9 to 15, the fit of every cluster; 12, the choice between clusters

@@ -41,12 +41,26 @@ ROWS_FACTOR = 1.6
 #: The most standard errors that one member's score of a pair of columns may count for.
 LONGEST_PAIR = 5.0
 
+#: The farthest position along a shared deviation, in standard deviations.
+FARTHEST_PLACE = 3.0
+
 #: Members that a coordinator needs to compare before it judges distances.
 FEWEST = 6
 
 
 #: Sums that cannot be negative.
-NOT_NEGATIVE = ("diagonal", "doubt", "losses", "raw", "squares", "dof", "shift_squares", "shift_dof")
+NOT_NEGATIVE = (
+    "diagonal",
+    "doubt",
+    "losses",
+    "raw",
+    "squares",
+    "dof",
+    "shift_squares",
+    "shift_dof",
+    "place_squares",
+    "place_dof",
+)
 
 #: What rounding may add to a sum.
 SLACK = 1e-3
@@ -99,6 +113,8 @@ def screen(
             if "squares" in parts:
                 parts["squares"][:] *= _shortened(parts, accepted)[:, None]
                 parts["gain"][:] = np.clip(parts["gain"], -MOST_GAIN, MOST_GAIN)
+            if "pull" in parts:
+                _bound_positions(parts, accepted)
     return Screened(accepted, present & ~accepted, reason, np.where(accepted[:, None], values, 0.0))
 
 
@@ -107,6 +123,15 @@ def _shortened(parts: dict[str, Floats], accepted: NDArray[np.bool_]) -> Floats:
     ratio = parts["squares"] / np.maximum(parts["dof"], 1e-6)
     ratio = (ratio / np.maximum(np.median(ratio[accepted], axis=0), 1e-12)).mean(axis=1)
     return LONGEST_SQUARES / np.maximum(ratio / max(np.median(ratio[accepted]), 1e-9), LONGEST_SQUARES)
+
+
+def _bound_positions(parts: dict[str, Floats], accepted: NDArray[np.bool_]) -> None:
+    """No position counts as farther than :data:`FARTHEST_PLACE`, and no pull on shared deviations is longer
+    than so many medians of all."""
+    np.minimum(parts["place_squares"], FARTHEST_PLACE**2, out=parts["place_squares"])
+    length = np.sqrt((parts["pull"] ** 2).sum(axis=1))
+    most = FARTHEST_PLACE * np.median(length[accepted])
+    parts["pull"][:] *= (most / np.maximum(length, max(most, 1e-12)))[:, None]
 
 
 def bounded_pairs(parts: Floats) -> tuple[Floats, Floats]:

@@ -56,13 +56,34 @@ def prior_means(state: PlusState, local: LocalRows) -> Floats:
     return means
 
 
-def own_posterior(state: PlusState, local: LocalRows, i: int, mean: Floats, free: bool = False) -> Posterior:
-    """The posterior of center i here with this prior mean (q,); free: its intercept may lie anywhere."""
-    rows, shape, variance = local.rows, local.rows.shape, state.variance.copy()
+def own_posterior(
+    state: PlusState,
+    local: LocalRows,
+    i: int,
+    mean: Floats,
+    free: bool = False,
+    shared: Floats | None = None,
+) -> Posterior:
+    """The posterior of center i here with this prior mean (q,); free: its intercept may lie anywhere.
+    shared: (k, q) instead of the state's."""
+    rows, variance, shape = local.rows, state.variance.copy(), local.rows.shape
     if free:
         variance[local.constants] = ALONE_INTERCEPT_VARIANCE
+    x, ways = rows.design(i), state.shared if shared is None else shared
+    count = len(ways)
+    if count:  # positions are coefficients of further columns, with variance one
+        x = np.concatenate([x @ ways.T, x], axis=1)
+        mean, variance = np.append(np.zeros(count), mean), np.append(np.ones(count), variance)
+        shape = (1, len(mean))
     prior = CommonModel(mean.reshape(shape), variance.reshape(shape), state.dispersion)
-    return posterior(rows.design(i), rows.outcomes(i), rows.family, prior)
+    found = posterior(x, rows.outcomes(i), rows.family, prior)
+    if not count:
+        return found
+    place, model = found.model[0, :count], found.model[:, count:]
+    kept = {name: getattr(found, name)[:, count:] for name in ("score", "dof")}
+    return Posterior(
+        model + place @ ways, **kept, evidence=found.evidence, place=place, place_dof=found.dof[0, :count]
+    )
 
 
 def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
@@ -72,7 +93,8 @@ def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
     modes, score, dof = (
         np.stack([getattr(each, name).ravel() for each in found]) for name in ("model", "score", "dof")
     )
-    deviation, used = modes - means, local.group >= 0
+    place, place_dof = (np.stack([getattr(each, name) for each in found]) for name in ("place", "place_dof"))
+    deviation, used = modes - means - place @ state.shared, local.group >= 0
 
     def by_group(values: Floats) -> Floats:
         return np.stack([np.bincount(local.group[used], row[used], local.groups) for row in values])
@@ -86,6 +108,8 @@ def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
         shift=deviation[:, local.constants],
         shift_dof=dof[:, local.constants],
         share=np.clip(dof[:, used].mean(axis=1), 0.0, 1.0),
+        place=place,
+        place_dof=place_dof,
     )
 
 
@@ -104,13 +128,20 @@ def without_own(state: PlusState, local: LocalRows) -> Floats:
     return means
 
 
-def cluster_gains(state: PlusState, base: LocalRows) -> Floats:
-    """(r,) by how much the evidence of every center's rows speaks for clusters; base: rows without pairs."""
+def structure_gains(state: PlusState, base: LocalRows) -> Floats:
+    """(r,) by how much the evidence of every center's rows speaks for clusters, or for shared deviations;
+    base: rows without pairs."""
     found = []
-    for each in (state, state.without_clusters):
+    for each in (state, state.without_structure):
         local = base.with_pairs(each.pairs)
         means = without_own(each, local)
-        found.append([own_posterior(each, local, i, mean).evidence for i, mean in enumerate(means)])
+        system = each.fit.curvature + np.diag(each.fit.penalty)
+        evidence = []
+        for i, mean in enumerate(means):  # shared deviations in which it had no part, to first order
+            part = each.own.pull[i] if len(each.shared) else np.zeros((0, local.q))
+            shared = each.shared - np.linalg.solve(system, part.T).T if len(part) else each.shared
+            evidence.append(own_posterior(each, local, i, mean, shared=shared).evidence)
+        found.append(evidence)
     return np.clip(np.array(found[0]) - np.array(found[1]), -MOST_GAIN, MOST_GAIN)
 
 
@@ -131,7 +162,8 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
         together = own_posterior(state, local, i, outside[i]).evidence
         x, y = rows.design(i), rows.outcomes(i)
         by_itself = alone(x, y, rows.family, group, common)
-        prior = CommonModel(means[i].reshape(shape), state.variance.reshape(shape), state.dispersion)
+        variance = (state.variance + (state.shared**2).sum(axis=0)).reshape(shape)
+        prior = CommonModel(means[i].reshape(shape), variance, state.dispersion)
         mode = state.own.modes[i].reshape(shape)
         hopes.append(chance_of_gain(x, y, rows.family, prior, mode, by_itself.model, NEXT_PATIENTS))
         if by_itself.evidence <= together + margin:
@@ -194,7 +226,7 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
     """
     clusters, members, local = state.clusters, context.local_index, local_of(context, state)
     sizes = np.asarray(context.sizes(), dtype=np.float64)
-    used = "structure is used" if clusters.fits else "no structure is used"
+    used = "structure is used" if clusters.fits or len(state.shared) else "no structure is used"
     peers = {name: members[clusters.number == name] for name in clusters.by_name}
     peers = {name: who[np.argsort(-sizes[who], kind="stable")] for name, who in peers.items()}
     part = {name: _own_share(fit, local) for name, fit in clusters.by_name.items()}

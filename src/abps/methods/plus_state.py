@@ -42,6 +42,7 @@ class Phase(Enum):
     PAIRS = "common fit and pairs of columns"
     HALF_SCORES = "variances and half scores"
     VARIANCES = "variances"
+    SHARED = "variances and shared deviations"
     CLUSTER_FIT = "cluster fit"
     CLUSTER_MEANS = "cluster means"
     OVER = "over"
@@ -119,6 +120,7 @@ class OwnSums:
     modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).  gain: (r,) by how much
     the evidence of a center's rows speaks for clusters.
     share: (r,) of its model that a center's own rows decide.
+    place, place_dof: (r, k) positions along shared deviations, and their degrees of freedom.
     """
 
     modes: Floats
@@ -129,18 +131,27 @@ class OwnSums:
     shift_dof: Floats
     gain: Floats
     share: Floats
+    place: Floats
+    place_dof: Floats
 
     @staticmethod
     def none(local: LocalRows) -> OwnSums:
         """Before there are any."""
         r, modes = local.rows.n, np.zeros((local.rows.n, local.q))
-        groups, terms = np.zeros((r, local.groups)), np.zeros((r, local.terms))
-        return OwnSums(modes, modes, groups, groups, terms, terms, np.zeros(r), np.zeros(r))
+        groups, terms, none = np.zeros((r, local.groups)), np.zeros((r, local.terms)), np.zeros((r, 0))
+        return OwnSums(modes, modes, groups, groups, terms, terms, np.zeros(r), np.zeros(r), none, none)
+
+    @property
+    def pull(self) -> Floats:
+        """(r, k, q) derivatives of the centers' log-likelihood by shared deviations."""
+        return np.asarray(self.place[:, :, None] * self.score[:, None])
 
     def values(self, scale: Floats) -> dict[str, Floats]:
         """The fields of a message about variances; scale: (q,) by which scores are written."""
-        named = {name: getattr(self, name) for name in ("squares", "dof", "shift", "shift_dof", "gain")}
-        return {"score": self.score / scale, "shift_squares": self.shift**2} | named
+        names = ("squares", "dof", "shift", "shift_dof", "gain", "place_dof")
+        squares = {"shift_squares": self.shift**2, "place_squares": self.place**2}
+        named = {name: getattr(self, name) for name in names}
+        return {"score": self.score / scale, "pull": self.pull / scale} | squares | named
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +185,9 @@ class PlusState(Models):
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
     information: of all rows about an intercept.  pairs: pairs of columns that are terms of the model.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
+    shared: (k, q) deviations that centers share, each to its own degree: a continuum instead of clusters.
     resting: (r,) which centers keep a model of their own rows alone.  excluded: (n,) whose uploads were left
-    out of all first sums.  plain: what there was before clusters, in case they turn out not to help.
+    out of all first sums.  plain: what there was before structure, in case it turns out not to help.
     over: nothing is left to exchange.
     chance: the p-value of the test whether centers differ; -1: there was none.
     hope: the chance that collaboration lowers a center's loss, on average; -1: not all centers are here. For
@@ -188,6 +200,7 @@ class PlusState(Models):
     pairs: PairTerms
     own: OwnSums
     clusters: ClusterState
+    shared: Floats
     resting: NDArray[np.bool_]
     excluded: NDArray[np.bool_]
     plain: PlusState | None = None
@@ -200,8 +213,8 @@ class PlusState(Models):
     hope: float = -1.0
 
     @property
-    def without_clusters(self) -> PlusState:
-        """What there was before clusters."""
+    def without_structure(self) -> PlusState:
+        """What there was before clusters or shared deviations."""
         assert self.plain is not None
         return replace(self.plain, exchanges=self.exchanges)
 
@@ -270,8 +283,9 @@ def packed(fields: Fields, values: Mapping[str, Floats]) -> Floats:
     return np.concatenate([np.reshape(values[name], (-1, f.total)) for name, f in fields.by_name.items()], 1)
 
 
-def message(phase: Phase, local: LocalRows) -> Fields:
-    """What is summed over centers in an exchange, and what the sums are broadcast as."""
+def message(phase: Phase, local: LocalRows, shared: int = 0) -> Fields:
+    """What is summed over centers in an exchange, and what the sums are broadcast as; shared: how many
+    deviations centers share."""
     q, terms, groups = local.q, local.terms, local.groups
     score = {"score": Field("small", q)}
     if phase is Phase.START:
@@ -287,6 +301,8 @@ def message(phase: Phase, local: LocalRows) -> Fields:
         | {"squares": Field("half", groups), "dof": Field("half", groups)}
         | {name: Field("single", terms) for name in ("shift", "shift_squares", "shift_dof")}
         | {"gain": ONE}
+        | ({name: Field("half", shared) for name in ("place_squares", "place_dof")} if shared else {})
+        | ({"pull": Field("small", q, shared)} if shared else {})
     )
 
 

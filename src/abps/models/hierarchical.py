@@ -17,7 +17,7 @@ the sums computes the same model; vectors there are flat, (q,) with q = terms * 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -219,12 +219,15 @@ class Posterior:
     model: (terms, columns + 1).  score: (terms, columns + 1) derivative of the log-likelihood there.
     dof: (terms, columns + 1) share of the variance that the rows explain, 0 (all prior) to 1 (all data).
     evidence: log-likelihood of the rows under the prior, the model integrated out (Laplace).
+    place, place_dof: (k,) position along shared deviations, where there are any, and its degrees of freedom.
     """
 
     model: Floats
     score: Floats
     dof: Floats
     evidence: float
+    place: Floats = field(default_factory=lambda: np.zeros(0))
+    place_dof: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 def posterior(

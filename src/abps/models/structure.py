@@ -57,6 +57,11 @@ def orthogonal_scores(rows: CenterRows, common: CommonModel) -> tuple[Floats, Fl
     return scores, total
 
 
+def standard_errors(gains: Floats) -> float:
+    """By how many standard errors the mean of gains (n,) lies above zero."""
+    return float(gains.mean() / max(float(gains.std()), 1e-9) * np.sqrt(len(gains)))
+
+
 @dataclass(frozen=True, eq=False)
 class Whitening:
     """Coordinates in which a center's score has the identity as covariance, per unit of information.
@@ -82,13 +87,14 @@ class HalfScores:
 
     first, second: (n, m), each with the covariance information / 2 if centers do not differ.
     information: (n,) of all rows of a center.  variance: (m,) of the deviations that are each center's own:
-    the coordinates are turned so that these are independent.
+    the coordinates are turned so that these are independent.  axes: (columns, m) from them into coefficients.
     """
 
     first: Floats
     second: Floats
     information: Floats
     variance: Floats
+    axes: Floats
 
     @staticmethod
     def of(
@@ -98,7 +104,7 @@ class HalfScores:
         value, vector = np.linalg.eigh((whitening.back.T * variance) @ whitening.back)
         turned = whitening.out @ vector
         return HalfScores(
-            first @ turned, second @ turned, np.maximum(information, 1e-9), np.maximum(value, 0.0)
+            first @ turned, second @ turned, np.maximum(information, 1e-9), np.maximum(value, 0.0), turned
         )
 
     def only(self, who: NDArray[np.bool_]) -> HalfScores:
@@ -159,30 +165,44 @@ class HalfScores:
             doubt[i] = np.diag(inverse)
         return found, doubt
 
+    def mixture(self, loadings: Floats) -> tuple[ClusterMixture, Floats, Floats]:
+        """Clusters of the centers' positions along loadings (m, r), the positions and their variances."""
+        place, doubt = self.positions(self.first + self.second, self.information, loadings)
+        return find_clusters(place, doubt), place, doubt
+
     def clusters(self) -> tuple[Ints, int]:
         """(n,) the cluster of every center, and how many there are."""
-        place, doubt = self.positions(self.first + self.second, self.information, self.subspace())
-        mixture = find_clusters(place, doubt)
+        mixture, place, doubt = self.mixture(self.subspace())
         return mixture.members(place, doubt)[0].argmax(axis=1), len(mixture.share)
 
-    def gain_z(self, fold: Ints) -> float:
-        """By how many standard errors shared deviations lower the loss on held-out rows.
+    def shared_deviations(self, count: int) -> Floats:
+        """(count, columns) how centers deviate together, per standard deviation of their positions."""
+        return np.asarray((self.axes @ self.subspace()[:, :count]).T)
 
-        Loadings come from the centers of other folds (n,). A center finds its position along them by one half
-        of its rows, and the posteriors of these rows, with and without shared deviations, are judged by the
-        quadratic loss of its other half; both ways.
+    def held_out_gains(self, fold: Ints) -> tuple[Floats, Floats]:
+        """By how much shared deviations lower the loss on held-out rows of every center: (dimensions, n) as a
+        continuum in one, two and more directions, and (n,) as clusters.
+
+        Loadings and clusters come from the centers of other folds (n,). A center finds its position along
+        them by one half of its rows, and the posteriors of these rows, with and without shared deviations,
+        are judged by the quadratic loss of its other half; both ways.
         """
-        gains, info = np.zeros(len(fold)), self.information / 2
+        gains, info = np.zeros((1 + min(DIMENSIONS, self.first.shape[1]), len(fold))), self.information / 2
         for k in np.unique(fold).tolist():
-            mine = fold == k
-            loadings, a = TRUST * self.only(~mine).subspace(), info[mine, None]
+            mine, others = fold == k, self.only(fold != k)
+            loadings, a = others.subspace(), info[mine, None]
+            mixture = others.mixture(loadings)[0]
             keep = self.variance / (1.0 + a * self.variance)
-            for own, held_out in ((self.first, self.second), (self.second, self.first)):
-                mean = self.positions(own[mine], info[mine], loadings, 1.0)[0] @ loadings.T
-                shared, alone = mean + keep * (own[mine] - a * mean), keep * own[mine]
-                for sign, model in ((1.0, shared), (-1.0, alone)):
-                    gains[mine] += sign * (model * (held_out[mine] - 0.5 * a * model)).sum(axis=1)
-        return float(gains.mean() / max(float(gains.std()), 1e-9) * np.sqrt(len(gains)))
+            for one, other in ((self.first, self.second), (self.second, self.first)):
+                own, held_out, means = one[mine], other[mine], list[Floats]()
+                for count in range(1, len(gains)):
+                    some = TRUST * loadings[:, :count]
+                    means.append(self.positions(own, info[mine], some, 1.0)[0] @ some.T)
+                means.append(mixture.expected(*self.positions(own, info[mine], loadings)) @ loadings.T)
+                models = [mean + keep * (own - a * mean) for mean in (*means, np.zeros_like(own))]
+                loss = np.stack([(model * (0.5 * a * model - held_out)).sum(axis=1) for model in models])
+                gains[:, mine] += loss[-1] - loss[:-1]
+        return gains[:-1], gains[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +222,12 @@ class ClusterMixture:
         joint = density + np.log(self.share)
         whole = np.logaddexp.reduce(joint, axis=1)
         return np.exp(joint - whole[:, None]), float(whole.sum())
+
+    def expected(self, place: Floats, doubt: Floats) -> Floats:
+        """(n, r) posterior means of positions that were measured as places with known variances (n, r)."""
+        member, _ = self.members(place, doubt)
+        trust = self.within / (self.within + doubt)
+        return np.asarray(trust * place + (1.0 - trust) * (member @ self.centre))
 
 
 def find_clusters(place: Floats, doubt: Floats) -> ClusterMixture:
