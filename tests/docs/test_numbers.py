@@ -34,9 +34,6 @@ GIVEN = re.compile(
     r"|64 MB|limit of 2 GB|within (?:5|10) s|in 20 seconds|the others get 300 s"
 )
 
-#: Pages whose numbers have commands beside them and are not yet held to a stored file.
-OPEN = {"speed"}
-
 #: Blocks that a tool fills, and the test that compares them.
 FILLED = {
     "time real generated methods settled sizes anatomy spread claims": "tests/lab/test_benchmark_docs.py",
@@ -115,9 +112,7 @@ def test_a_marked_part_has_the_numbers_of_its_file(file, part):
     assert checked
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem not in OPEN], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_report_no_number_without_a_source(page):
     assert unchecked(page.read_text()) == []
 
