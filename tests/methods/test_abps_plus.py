@@ -10,7 +10,7 @@ import abps
 from abps.data.prepare import prepare
 from abps.data.table import load
 from abps.lab.icu_synthetic import IcuSynthetic, draw_with_risk, population_of
-from abps.methods import plus_own
+from abps.methods import plus_filter, plus_own
 from abps.methods.plus_state import as_models, column_groups, local_rows
 from abps.methods.settings import configure
 from abps.models.hierarchical import CommonModel, alone
@@ -113,6 +113,18 @@ def test_a_continuum_is_found_and_used_where_centers_differ_by_degrees():
     assert run.auroc.mean > without.auroc.mean + 0.02
     lied_to = abps.simulate(federation, "abps-plus", seed=3, attack="scale:share=0.2")
     assert lied_to.auroc.mean > without.auroc.mean
+
+
+def test_one_member_moves_shared_directions_only_so_far():
+    rng = np.random.default_rng(0)
+    honest = {"place_squares": rng.random((12, 2)), "pull": rng.standard_normal((12, 8))}
+    lying = {name: values.copy() for name, values in honest.items()}
+    lying["place_squares"][0] = lying["pull"][0] = 1e6
+    plus_filter._bound_positions(lying, np.ones(12, dtype=bool))
+    length = np.linalg.norm(honest["pull"], axis=1)
+    assert np.linalg.norm(lying["pull"][0]) <= 3.5 * np.median(length)
+    assert lying["place_squares"].max() == 9.0
+    assert all((lying[name][1:] == values[1:]).all() for name, values in honest.items())
 
 
 def test_clusters_are_not_begun_where_rounds_do_not_suffice(severe):
