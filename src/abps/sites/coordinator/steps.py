@@ -5,8 +5,6 @@ round."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from abps.core.errors import RequestError
 from abps.sites.protocol import commands
 from abps.sites.protocol.commands import Answers, Command, DeclineCode, Failure, SiteLine, StepState, Timeouts
@@ -61,7 +59,7 @@ def run_step(
     replies, failed = line.ask(sites, Command.START, command, *arguments, seconds=sign)
     while True:
         waiting = []
-        valid, invalid = commands.check_all(replies, lambda v: msgspec.convert(v, tuple[str, Any]))
+        valid, invalid = commands.check_all(replies, commands.progress)
         failed |= invalid
         for name, (state, value) in valid.items():
             if state == StepState.DONE:

@@ -191,6 +191,11 @@ def whole(value: Any, low: int, high: int) -> int:
     return value
 
 
+def progress(value: Any) -> tuple[str, Any]:
+    """How a long command stands (a word), and its result."""
+    return msgspec.convert(value, tuple[str, Any])
+
+
 class SiteFacts(TypedDict):
     """A site's first answer.  abps: its version; nothing else is repeated."""
 
