@@ -7,6 +7,7 @@ from abps.models import families, structure
 from abps.models.hierarchical import CenterRows, CommonModel, posterior
 
 P = 6
+CONTINUA, CLUSTERS = structure.HalfScores.as_continua, structure.HalfScores.as_clusters
 
 
 def _rows(n, each, deviations, seed):
@@ -67,7 +68,7 @@ def test_the_gate_opens_for_structure_and_stays_shut_without():
 
     def z(deviations, seed):
         halves = _halves(_rows(30, 120, deviations, seed), seed)
-        return structure.standard_errors(halves.held_out_gains(np.arange(30) % 5)[0][-1])
+        return structure.standard_errors(halves.held_out_gains(np.arange(30) % 5, CONTINUA)[-1])
 
     different = rng.normal(0, 0.8, (2, P))[kinds]
     assert z(different - different.mean(axis=0), 5) > 3
@@ -96,7 +97,7 @@ def test_the_gain_is_that_of_refitted_posteriors():
                     z = design[~fit] @ model.T
                     gains[i] += sign * float(np.sum(np.logaddexp(0, z[:, 0]) - y[~fit] * z[:, 0]))
     refitted = gains.mean() / gains.std() * np.sqrt(40)
-    continua, clustered = _halves(rows).held_out_gains(fold)
+    continua, (clustered,) = (_halves(rows).held_out_gains(fold, way) for way in (CONTINUA, CLUSTERS))
     assert structure.standard_errors(continua[0]) == pytest.approx(refitted, rel=0.35)
     assert structure.standard_errors(clustered) > 3
 
@@ -108,7 +109,9 @@ def test_held_out_gains_tell_clusters_from_a_continuum_and_its_directions():
 
     def better(deviations):
         halves = _halves(_rows(60, 300, deviations - deviations.mean(axis=0), 9))
-        continua, clustered = halves.held_out_gains(np.arange(60) % 5)
+        continua, (clustered,) = (
+            halves.held_out_gains(np.arange(60) % 5, way) for way in (CONTINUA, CLUSTERS)
+        )
         best = int(np.argmax(continua.mean(axis=1)))
         return best + 1, structure.standard_errors(continua[best] - clustered), halves
 

@@ -635,13 +635,16 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
     order = np.argsort(streams.uniforms(context.seed, "sketch", 1, context.ids[who]), kind="stable")
     fold = np.empty(len(who), dtype=np.int64)
     fold[order] = np.arange(len(who)) % FOLDS
-    continua, clustered = halves.held_out_gains(fold)
+    continua = halves.held_out_gains(fold, structure.HalfScores.as_continua)
     if not structure.standard_errors(continua[-1]) > GATE_Z:
         return Structure(chance)
     number, count = halves.clusters()
     best = int(np.argmax(continua.mean(axis=1)))
-    better = len(who) >= FEWEST_JUDGED and structure.standard_errors(continua[best] - clustered) > CONTINUUM_Z
-    if count == 1 or better:
+    if count > 1 and len(who) >= FEWEST_JUDGED:
+        gain = continua[best] - halves.held_out_gains(fold, structure.HalfScores.as_clusters)[0]
+        if structure.standard_errors(gain) > CONTINUUM_Z:
+            count = 1
+    if count == 1:
         return Structure(chance, shared=halves.shared_deviations(1 + best))
     every = np.zeros(context.n)
     every[who] = number

@@ -135,11 +135,11 @@ def structure_gains(state: PlusState, base: LocalRows) -> Floats:
     for each in (state, state.without_structure):
         local = base.with_pairs(each.pairs)
         means = without_own(each, local)
-        system = each.fit.curvature + np.diag(each.fit.penalty)
+        # What every center's score moves; its own part in shared deviations is that times its position.
+        step = np.linalg.solve(each.fit.curvature + np.diag(each.fit.penalty), each.own.score.T).T
         evidence = []
-        for i, mean in enumerate(means):  # shared deviations in which it had no part, to first order
-            part = each.own.pull[i] if len(each.shared) else np.zeros((0, local.q))
-            shared = each.shared - np.linalg.solve(system, part.T).T if len(part) else each.shared
+        for i, mean in enumerate(means):
+            shared = each.shared - np.outer(each.own.place[i], step[i])
             evidence.append(own_posterior(each, local, i, mean, shared=shared).evidence)
         found.append(evidence)
     return np.clip(np.array(found[0]) - np.array(found[1]), -MOST_GAIN, MOST_GAIN)

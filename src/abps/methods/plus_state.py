@@ -118,7 +118,7 @@ class OwnSums:
     """What the posteriors of r centers add to the sums of an exchange about variances.
 
     modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).  gain: (r,) by how much
-    the evidence of a center's rows speaks for clusters.
+    the evidence of a center's rows speaks for structure.
     share: (r,) of its model that a center's own rows decide.
     place, place_dof: (r, k) positions along shared deviations, and their degrees of freedom.
     """

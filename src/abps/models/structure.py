@@ -7,6 +7,7 @@ products of the two have mean zero unless centers really differ; no null distrib
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,10 @@ from abps.models.hierarchical import CenterRows, CommonModel, fit_intercepts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+#: From scores (n, m) with this information (n,): deviations (n, m) that a center is expected to have, by each
+#: of some models of what centers share.
+Expected = Callable[[Floats, Floats], list[Floats]]
 
 #: Dimensions of the subspace in which clusters are sought, and the most clusters.
 DIMENSIONS = 5
@@ -179,30 +184,45 @@ class HalfScores:
         """(count, columns) how centers deviate together, per standard deviation of their positions."""
         return np.asarray((self.axes @ self.subspace()[:, :count]).T)
 
-    def held_out_gains(self, fold: Ints) -> tuple[Floats, Floats]:
-        """By how much shared deviations lower the loss on held-out rows of every center: (dimensions, n) as a
-        continuum in one, two and more directions, and (n,) as clusters.
+    def as_continua(self) -> Expected:
+        """Deviations as positions along one, two and more directions that these centers share."""
+        loadings = TRUST * self.subspace()
 
-        Loadings and clusters come from the centers of other folds (n,). A center finds its position along
-        them by one half of its rows, and the posteriors of these rows, with and without shared deviations,
-        are judged by the quadratic loss of its other half; both ways.
+        def expected(score: Floats, information: Floats) -> list[Floats]:
+            some = [loadings[:, :count] for count in range(1, loadings.shape[1] + 1)]
+            return [self.positions(score, information, each, 1.0)[0] @ each.T for each in some]
+
+        return expected
+
+    def as_clusters(self) -> Expected:
+        """Deviations as those of the clusters that these centers form."""
+        loadings = self.subspace()
+        mixture = self.mixture(loadings)[0]
+        return lambda score, information: [
+            mixture.expected(*self.positions(score, information, loadings)) @ loadings.T
+        ]
+
+    def held_out_gains(self, fold: Ints, learn: Callable[[HalfScores], Expected]) -> Floats:
+        """(models, n) by how much shared deviations lower the loss on held-out rows of every center.
+
+        learn: from the centers of other folds (n,), what the deviations of a center are expected to be by one
+        half of its rows. The posteriors of these rows, with and without them, are judged by the quadratic
+        loss of its other half; both ways.
         """
-        gains, info = np.zeros((1 + min(DIMENSIONS, self.first.shape[1]), len(fold))), self.information / 2
+        gains, info = 0.0, self.information / 2
         for k in np.unique(fold).tolist():
-            mine, others = fold == k, self.only(fold != k)
-            loadings, a = others.subspace(), info[mine, None]
-            mixture = others.mixture(loadings)[0]
+            mine = fold == k
+            expected, a = learn(self.only(~mine)), info[mine, None]
             keep = self.variance / (1.0 + a * self.variance)
             for one, other in ((self.first, self.second), (self.second, self.first)):
-                own, held_out, means = one[mine], other[mine], list[Floats]()
-                for count in range(1, len(gains)):
-                    some = TRUST * loadings[:, :count]
-                    means.append(self.positions(own, info[mine], some, 1.0)[0] @ some.T)
-                means.append(mixture.expected(*self.positions(own, info[mine], loadings)) @ loadings.T)
-                models = [mean + keep * (own - a * mean) for mean in (*means, np.zeros_like(own))]
+                own, held_out = one[mine], other[mine]
+                means = (*expected(own, info[mine]), np.zeros_like(own))
+                models = [mean + keep * (own - a * mean) for mean in means]
                 loss = np.stack([(model * (0.5 * a * model - held_out)).sum(axis=1) for model in models])
-                gains[:, mine] += loss[-1] - loss[:-1]
-        return gains[:-1], gains[-1]
+                part = np.zeros((len(loss) - 1, len(fold)))
+                part[:, mine] = loss[-1] - loss[:-1]
+                gains = gains + part
+        return np.asarray(gains)
 
 
 @dataclass(frozen=True, eq=False)
