@@ -48,25 +48,30 @@ def scale_of(values: np.ndarray) -> Scale:
     return found.scales(0.0)[0]
 
 
-def test_terms_span_the_piecewise_linear_functions_with_straight_tails():
+def test_terms_span_the_piecewise_linear_functions_inside_and_have_logarithmic_tails():
     values = np.random.default_rng(0).normal(10.0, 2.0, 900)
     scale = scale_of(values)
     terms = terms_of(scale)
-    z = scale.read(np.linspace(0.0, 20.0, 300))
+    low, high = terms.edges
+    z = np.linspace(low, high, 300)
     made = np.c_[np.ones(300), terms.of(z)]
     # Any function with bends at the knots alone is a combination of the terms, and of nothing else.
     target = bends(z, terms.knots) @ np.arange(1.0, len(terms.knots) + 2)
     fit = np.linalg.lstsq(made, target, rcond=None)[0]
     np.testing.assert_allclose(made @ fit, target, atol=1e-6)
-    assert terms.matrix.shape == (6, 6)
-    tail = terms.of(np.array([4.0, 5.0, 6.0]))
-    np.testing.assert_allclose(tail[2] - tail[1], tail[1] - tail[0], atol=1e-9)
+    assert terms.matrix.shape == (4, 4) and not made[:, 5:].any()
+    beyond = np.array([0.5, 3.0, 7.0])
+    above, below, edge = terms.of(high + beyond), terms.of(low - beyond), terms.of(terms.edges)
+    np.testing.assert_allclose(above[:, :4], np.tile(edge[1, :4], (3, 1)))
+    np.testing.assert_allclose(below[:, :4], np.tile(edge[0, :4], (3, 1)))
+    np.testing.assert_allclose(above[:, 4:], np.c_[np.zeros(3), np.log1p(beyond)])
+    np.testing.assert_allclose(below[:, 4:], np.c_[np.log1p(beyond), np.zeros(3)])
 
 
 def test_terms_are_components_that_shrink():
     scale = scale_of(np.random.default_rng(0).gamma(2.0, 3.0, 2000))
     z = scale.read(np.array(scale.quantiles))
-    made = terms_of(scale).of(z)
+    made = terms_of(scale).of(z)[:, :-2]  # without tails
     cross = made.T @ made / len(z)
     np.testing.assert_allclose(cross, np.diag(np.diag(cross)), atol=1e-8)
     assert np.diag(cross)[0] == pytest.approx(1.0) and (np.diff(np.diag(cross)) < 0).all()

@@ -135,6 +135,7 @@ def test_penalties_of_groups_shrink_towards_all():
     assert penalties(dof, squares, np.zeros(4, dtype=np.int64))[0] == pytest.approx(common)
     assert column_kinds(("sex", "age ~1", "age ~2", "age ~5")).tolist() == [0, 1, 2, 2]
     assert column_kinds(("age ~1", "age ~3")).tolist() == [0, 1]
+    assert column_kinds(("sex", "age ~1", "age ~2", "age ~low", "age ~high")).tolist() == [0, 1, 2, 3, 3]
 
 
 def test_shares_of_a_penalty_sum_to_the_one_of_all_rows():

@@ -1,10 +1,14 @@
 """The design of an additive model: every numeric column as a few smooth terms.
 
-A column becomes a piecewise-linear function of its standardised value: bends at five common quantiles,
-straight tails beyond. Such bends are nearly copies of each other, so they are turned into their principal
-components over the federation's quantiles: the first is nearly the column itself, later ones bend more and
-more, and are made smaller (by the fourth root of their share of the first one's variance), so that one
-penalty for all prefers smooth functions. All follows from the codebook: centers make the same terms.
+A column becomes a piecewise-linear function of its standardised value, with bends at three common quantiles
+and flat outside the outermost ones, and two *tails* that rise with the logarithm beyond these. Tails have a
+penalty of their own, so evidence decides how much the farthest values say: an outlier says little, and a risk
+that goes on rising does so.
+
+Lines and bends are nearly copies of each other, so they are turned into their principal components over the
+federation's quantiles: the first is nearly the column itself, later ones bend more and more, and are made
+smaller (by the fourth root of their share of the first one's variance), so that one penalty for all prefers
+smooth functions. All follows from the codebook: centers make the same terms.
 """
 
 from dataclasses import dataclass
@@ -19,8 +23,11 @@ from abps.data.scales import FARTHEST, Scale
 
 Floats = NDArray[np.float64]
 
-#: Which of the agreed quantiles are knots: at 0.125, 0.325, 0.525, 0.675 and 0.875.
-KNOTS = (2, 6, 10, 13, 17)
+#: Which of the agreed quantiles are knots: at 0.225, 0.525 and 0.775.
+KNOTS = (4, 10, 15)
+
+#: What the tails are called, behind the names of columns.
+TAILS = ("low", "high")
 
 #: Components with less than this share of the first one's variance say nothing.
 LEAST = 1e-4
@@ -32,20 +39,29 @@ TEMPER = 0.5
 @dataclass(frozen=True, eq=False)
 class SmoothTerms:
     """The smooth terms of one column: bends at ``knots`` (k,), then ``matrix`` (k + 1, terms) of what is
-    left after ``middle`` (k + 1,)."""
+    left after ``middle`` (k + 1,); tails begin at ``edges`` (2,)."""
 
     knots: Floats
+    edges: Floats
     middle: Floats
     matrix: Floats
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the terms are called, behind the name of the column."""
+        return (*(str(k + 1) for k in range(self.matrix.shape[1])), *TAILS)
+
     def of(self, z: Floats) -> Floats:
         """(rows, terms) from standardised values (rows,)."""
-        part = bends(z, self.knots) - self.middle
+        low, high = self.edges
+        part = bends(np.clip(z, low, high), self.knots) - self.middle
         # Column by column: a library's product would round by how many rows there are.
         found = part[:, :1] * self.matrix[0]
         for k in range(1, len(self.matrix)):
             found += part[:, k : k + 1] * self.matrix[k]
-        return found
+        return np.column_stack(
+            [found, np.log1p(np.maximum(low - z, 0.0)), np.log1p(np.maximum(z - high, 0.0))]
+        )
 
 
 def bends(z: Floats, knots: Floats) -> Floats:
@@ -73,7 +89,7 @@ def terms_of(scale: Scale) -> SmoothTerms | None:
     # Which way a component points is a library's whim: here it points up at the upper end.
     turn = turn * np.where(part[-1] @ turn < 0, -1.0, 1.0)
     size = (variance / variance[0]) ** (TEMPER / 2) / np.sqrt(variance)
-    return SmoothTerms(knots, base.mean(axis=0), weight[:, None] * turn * size)
+    return SmoothTerms(knots, z[[0, -1]], base.mean(axis=0), weight[:, None] * turn * size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,15 +106,17 @@ class Design:
     def names(self) -> tuple[str, ...]:
         """The inputs' names: a term's is that of its column, and which one it is."""
         return tuple(
-            name if terms is None else f"{name} ~{k + 1}"
-            for name, terms in ((column.name, terms) for column, terms in zip(self.columns, self.terms))
-            for k in range(1 if terms is None else terms.matrix.shape[1])
+            name
+            for column, terms in zip(self.columns, self.terms, strict=True)
+            for name in (
+                [column.name] if terms is None else [f"{column.name} ~{term}" for term in terms.names]
+            )
         )
 
     @cached_property
     def owner(self) -> NDArray[np.int64]:
         """(inputs,) the encoded column that each input comes from."""
-        count = [1 if terms is None else terms.matrix.shape[1] for terms in self.terms]
+        count = [1 if terms is None else len(terms.names) for terms in self.terms]
         return np.repeat(np.arange(len(count)), count)
 
     def of(self, x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ from abps.data.codebook import Codebook
 from abps.evaluate.calibration import Recalibration
 from abps.fitted.model import FittedModel, LayeredNetwork, Range
 
-SCHEMA = "abps.model/1"
+SCHEMA = "abps.model/2"
 MODEL, WEIGHTS, BOOK = "model.json", "weights.safetensors", "codebook.json"
 
 #: Beside the folders of all hospitals: which folder is whose.
@@ -112,7 +112,9 @@ def load_model(path: str | Path) -> FittedModel:
     try:
         content = json.loads((folder / MODEL).read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:
-            raise RequestError(f"{folder} is a model of another version ({content['schema']}, not {SCHEMA})")
+            raise RequestError(
+                f"{folder} is a model of another version ({content['schema']}, not {SCHEMA}); fit again"
+            )
         weights = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(weights).hexdigest() != content["weights_sha256"]:
             raise RequestError(f"{folder / WEIGHTS} is not the file that {MODEL} describes; fit again")

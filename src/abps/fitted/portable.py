@@ -13,6 +13,7 @@ import numpy as np
 
 from abps.core.errors import RequestError
 from abps.data.scales import FARTHEST
+from abps.data.splines import SmoothTerms
 from abps.evaluate.calibration import EDGE
 from abps.fitted.model import FittedModel
 
@@ -133,13 +134,20 @@ def _encoded(graph: _Graph, model: FittedModel) -> str:
             z = graph.node("Div", z, graph.constant(scale.spread))
             z = graph.node("Min", graph.node("Max", z, graph.constant(-FARTHEST)), graph.constant(FARTHEST))
             terms = None if model.design is None else model.design.terms[k]
-            if terms is not None:
-                beyond = graph.node("Relu", graph.node("Sub", z, graph.constant(terms.knots[None, :])))
-                bent = graph.node("Concat", z, beyond, axis=1)
-                bent = graph.node("Sub", bent, graph.constant(terms.middle[None, :]))
-                z = graph.node("MatMul", bent, graph.constant(terms.matrix))
-            parts.append(z)
+            parts.append(z if terms is None else _smooth(graph, z, terms))
     return graph.node("Concat", *parts, axis=1)
+
+
+def _smooth(graph: _Graph, z: str, terms: SmoothTerms) -> str:
+    """The smooth terms of standardised values z, tails last."""
+    low, high = (graph.constant(edge) for edge in terms.edges)
+    inside = graph.node("Min", graph.node("Max", z, low), high)
+    beyond = graph.node("Relu", graph.node("Sub", inside, graph.constant(terms.knots[None, :])))
+    bent = graph.node("Concat", inside, beyond, axis=1)
+    bent = graph.node("Sub", bent, graph.constant(terms.middle[None, :]))
+    outside = graph.node("Concat", graph.node("Sub", low, z), graph.node("Sub", z, high), axis=1)
+    tails = graph.node("Log", graph.node("Add", graph.node("Relu", outside), graph.constant(1.0)))
+    return graph.node("Concat", graph.node("MatMul", bent, graph.constant(terms.matrix)), tails, axis=1)
 
 
 def _column(graph: _Graph, table: str, place: int, axis: str) -> str:

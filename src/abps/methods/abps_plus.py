@@ -186,7 +186,7 @@ class ABPSPlus(CoordinatedMethod):
             fit,
             variance=np.where(local.group < 0, FIRST_INTERCEPT_VARIANCE, 0.0),
             scale=np.ones(q),
-            pairs=PairTerms.none(local.mains),
+            pairs=PairTerms.none(local.rows.x.shape[1]),
             own=OwnSums.none(local),
             clusters=ClusterState.none(context.r),
             shared=np.zeros((0, q)),
@@ -230,7 +230,7 @@ class ABPSPlus(CoordinatedMethod):
             more, further = earned_pairs(local, beside)
         elif phase is Phase.HALF_SCORES:
             variance = after_variances(state, local, fields.unpack(numbers)).variance
-            found = find_structure(context, state, beside, variance[: local.mains])
+            found = find_structure(context, state, beside, variance[local.sought])
             more, further, own = np.append(found.chance, found.shared), (ONE, *found.form), found.own
         elif phase is Phase.CLUSTER_FIT:
             own = cluster_totals(reported, fields, beside[:, 0], screened, state.clusters.count)
@@ -579,11 +579,11 @@ def after_variances(state: PlusState, local: LocalRows, sums: dict[str, Floats])
 def half_scores(state: PlusState, local: LocalRows) -> dict[str, Floats]:
     """(r, 2, columns) scores of both halves of every center's rows in units of their size, and (r,) the
     information of all its rows."""
-    common, scale = common_model(state, local), state.scale[: local.mains]
+    common, scale = common_model(state, local), state.scale[local.sought]
     found = [
         structure.orthogonal_scores(local.rows.select(keep), common) for keep in (local.half, ~local.half)
     ]
-    halves = np.stack([score[:, : local.mains] / scale for score, _ in found], axis=1)
+    halves = np.stack([score[:, local.sought] / scale for score, _ in found], axis=1)
     return {"halves": halves, "information": found[0][1] + found[1][1]}
 
 
@@ -612,7 +612,7 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
     beside: (n, entries) half scores, NaN where a member is left out.  variance: (columns,) between centers.
     """
     local = local_of(context, state)
-    parts, columns = beside_sums(Phase.HALF_SCORES, local).unpack(beside), local.mains
+    parts, columns = beside_sums(Phase.HALF_SCORES, local).unpack(beside), len(local.sought)
     who = np.flatnonzero(np.isfinite(beside).all(axis=1) & (parts["information"][:, 0] > 0))
     if len(who) < FEWEST_CENTERS:
         return Structure(1.0)
@@ -623,8 +623,8 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
         half - share[:, None] * half.sum(axis=0) for half in (both[:, :columns], both[:, columns:])
     )
     # In units of the scores' size coefficients are larger by the same factor.
-    scale = state.scale[:columns]
-    unit = state.fit.curvature[:columns, :columns] / np.outer(scale, scale) / information.sum()
+    scale, every = state.scale[local.sought], np.ix_(local.sought, local.sought)
+    unit = state.fit.curvature[every] / np.outer(scale, scale) / information.sum()
     halves = structure.HalfScores.of(
         first, second, information, structure.Whitening.of(unit), variance * scale**2
     )
@@ -646,10 +646,10 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
             count = 1
     if count == 1:
         return Structure(chance, shared=halves.shared_deviations(1 + best))
-    every = np.zeros(context.n)
-    every[who] = number
+    name = np.zeros(context.n)
+    name[who] = number
     form = (Field("single", 2),)
-    own = {i: NumberList.of(np.array([each, float(count)]), form) for i, each in enumerate(every)}
+    own = {i: NumberList.of(np.array([each, float(count)]), form) for i, each in enumerate(name)}
     return Structure(chance, own)
 
 
@@ -657,8 +657,8 @@ def take_proposal(context: Context, state: PlusState, shared: Floats, broadcast:
     """The state with the cluster of every center here, or with shared deviations, if there are any."""
     if len(shared):
         local = local_of(context, state)
-        ways = np.zeros((len(shared) // local.mains, local.q))
-        ways[:, : local.mains] = shared.reshape(len(ways), -1) / state.scale[: local.mains]
+        ways = np.zeros((len(shared) // len(local.sought), local.q))
+        ways[:, local.sought] = shared.reshape(len(ways), -1) / state.scale[local.sought]
         return replace(state, shared=ways)
     own = [broadcast.only(int(member)) for member in context.local_index]
     if any(len(values) != 2 for values in own):
@@ -694,9 +694,10 @@ def after_shared(state: PlusState, local: LocalRows, sums: dict[str, Floats]) ->
     """
     system = state.fit.curvature + np.diag(state.fit.penalty)
     pull = sums["pull"].reshape(state.shared.shape) * state.scale
-    pull[:, local.mains :] = 0.0
+    others = np.setdiff1d(np.arange(local.q), local.sought)
+    pull[:, others] = 0.0
     step = np.linalg.solve(system, (pull - state.fit.penalty * state.shared).T).T
-    step[:, local.mains :] = 0.0
+    step[:, others] = 0.0
     length = np.sqrt(np.clip(sums["place_squares"] / np.maximum(sums["place_dof"], 0.1), 0.04, 4.0))
     return replace(state, shared=(state.shared + step) * length[:, None])
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.data.splines import TAILS
 from abps.methods.base import Context, Decisions, Floats
 from abps.methods.plus_state import LocalRows, OwnSums, PlusState, local_of, widened
 from abps.models.families import Family
@@ -29,8 +30,8 @@ MANY_CENTERS = 300
 MOST_NAMED = 50
 
 #: When the audit trail warns of data: so few rows or events, such a share of all rows, values so many
-#: standard deviations away; so many columns of one kind are named.
-FEW_ROWS, FEW_EVENTS, MUCH_OF_ALL, FAR_OUT, MOST_WARNINGS = 10, 5, 0.4, 10.0, 5
+#: standard deviations away (where there are tails, beyond their edges); so many columns of a kind are named.
+FEW_ROWS, FEW_EVENTS, MUCH_OF_ALL, FAR_OUT, MOST_WARNINGS = 10, 5, 0.4, 7.0, 5
 
 #: Patients for whom the chance is computed that collaboration lowers a hospital's loss.
 NEXT_PATIENTS = 100.0
@@ -273,7 +274,8 @@ def data_warnings(context: Context) -> list[tuple[int, str]]:
     rows, columns = local.rows, context.data.columns
     known = {} if context.data.book is None else {each.name: each.kind for each in context.data.book.columns}
     number = np.array([known.get(name.partition(" ~")[0]) == "number" for name in columns], dtype=bool)
-    straight = np.array([int(name.partition(" ~")[2] or 1) == 1 for name in columns], dtype=bool)
+    term = np.array([name.partition(" ~")[2] for name in columns])
+    straight, tail = np.isin(term, ("", "1")), np.isin(term, TAILS)
     share = np.asarray(context.sizes(), dtype=np.float64) / max(float(np.sum(context.sizes())), 1.0)
     found: list[tuple[int, str]] = []
     for i, member in enumerate(context.local_index.tolist()):
@@ -286,16 +288,17 @@ def data_warnings(context: Context) -> list[tuple[int, str]]:
         if (y == y[0]).all():
             found.append((member, "all its outcomes are alike"))
         low, high = x.min(axis=0), x.max(axis=0)
+        farthest = np.where(tail, np.expm1(high), np.maximum(-low, high))
         problems = {
-            "is constant": number & (low == high),
-            "has values far out": number & (np.maximum(-low, high) > FAR_OUT),
+            "is constant": number & straight & (low == high),
+            "has values far out": number & (straight | tail) & (farthest > FAR_OUT),
         }
         event = y == y.max()
         if context.data.outcome.binary and min(event.sum(), (~event).sum()) >= FEW_EVENTS:
             with_it, without = x[event], x[~event]
             apart = (with_it.min(axis=0) > without.max(axis=0)) | (with_it.max(axis=0) < without.min(axis=0))
-            problems["separates its outcomes"] = apart
+            problems["separates its outcomes"] = apart & straight
         for problem, where in problems.items():
-            for k in np.flatnonzero(where & straight)[:MOST_WARNINGS].tolist():
+            for k in np.flatnonzero(where)[:MOST_WARNINGS].tolist():
                 found.append((member, f"column {columns[k].partition(' ~')[0]} {problem}"))
     return found

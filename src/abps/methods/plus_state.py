@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
 from abps.data.prepare import Prepared
+from abps.data.splines import TAILS
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.models import structure
 from abps.models.families import family_of
@@ -54,13 +55,16 @@ class LocalRows:
 
     rows: training and validation rows.  group: (q,) coefficients that share a penalty and a variance, -1 for
     constants.  half: (rows,) which rows are in the first half of their center.
-    source: (inputs,) the table's column of each.  pairs: how many columns at the end are pair terms.
+    source: (inputs,) the table's column of each.  sought: columns of a term in which structure is sought: no
+    pair terms, and no tails, of which a center has few rows.
+    pairs: how many columns at the end are pair terms.
     """
 
     rows: CenterRows
     group: NDArray[np.int64]
     half: NDArray[np.bool_]
     source: NDArray[np.int64]
+    sought: NDArray[np.int64]
     pairs: int = 0
     _with: dict[bytes, LocalRows] = field(default_factory=dict, repr=False)
 
@@ -78,13 +82,8 @@ class LocalRows:
             own = self.group.reshape(shape)
             group = np.concatenate([own[:, :-1], more, own[:, -1:]], axis=1).ravel()
             rows = replace(self.rows, x=x)
-            self._with[key] = LocalRows(rows, group, self.half, self.source, pairs.count)
+            self._with[key] = replace(self, rows=rows, group=group, pairs=pairs.count, _with={})
         return self._with[key]
-
-    @property
-    def mains(self) -> int:
-        """Columns of a term that are no pair terms: structure is sought in these."""
-        return self.rows.x.shape[1] - self.pairs
 
     @property
     def candidates(self) -> int:
@@ -234,7 +233,8 @@ def local_rows(data: Prepared, order: Floats) -> LocalRows:
     family = family_of(own.outcome)
     rows = CenterRows(own.x, own.y.astype(np.float64), own.start, family)
     groups = column_groups(data.columns, len(family.mix))
-    return LocalRows(rows, groups, structure.halves(rows, order), column_sources(data))
+    sought = np.flatnonzero([name.partition(" ~")[2] not in TAILS for name in data.columns])
+    return LocalRows(rows, groups, structure.halves(rows, order), column_sources(data), sought)
 
 
 def column_sources(data: Prepared) -> NDArray[np.int64]:
@@ -312,7 +312,7 @@ def beside_sums(phase: Phase, local: LocalRows) -> Fields:
         pairs = Field("small", local.terms * local.candidates)
         return Fields({"pair_scores": pairs, "pair_information": pairs})
     if phase is Phase.HALF_SCORES:
-        return Fields({"halves": Field("small", local.mains, 2), "information": ONE})
+        return Fields({"halves": Field("small", len(local.sought), 2), "information": ONE})
     if phase is Phase.CLUSTER_FIT:
         return Fields({"cluster": ONE})
     return Fields({"mean": Field("small", local.q)} if phase is Phase.CLUSTER_MEANS else {})

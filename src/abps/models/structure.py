@@ -209,7 +209,7 @@ class HalfScores:
         half of its rows. The posteriors of these rows, with and without them, are judged by the quadratic
         loss of its other half; both ways.
         """
-        gains, info = 0.0, self.information / 2
+        gains, info = np.zeros(len(fold)), self.information / 2
         for k in np.unique(fold).tolist():
             mine = fold == k
             expected, a = learn(self.only(~mine)), info[mine, None]
@@ -222,7 +222,7 @@ class HalfScores:
                 part = np.zeros((len(loss) - 1, len(fold)))
                 part[:, mine] = loss[-1] - loss[:-1]
                 gains = gains + part
-        return np.asarray(gains)
+        return gains
 
 
 @dataclass(frozen=True, eq=False)
