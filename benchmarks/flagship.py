@@ -4,10 +4,11 @@
     python benchmarks/flagship.py --worlds 8101 --methods fedavg,abps-plus --out worlds.csv
     python benchmarks/flagship.py --worlds 8101 --methods abps-plus,abps-plus:without=gate --out ablation.csv
 
-Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all test
-rows, all bytes in units of FedAvg's. A method may have settings after a colon; ``without`` switches a part of
-abps-plus off that has no setting. The last lines and the table on the terminal have means over seeds (or
-worlds).
+Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all scored
+rows, all bytes in units of FedAvg's. Real federations are cross-fitted in five folds, so that every patient is
+scored by models that have not seen them; a world has one split. A method may have settings after a colon;
+``without`` switches a part of abps-plus off that has no setting. The last lines and the table on the terminal
+have means over seeds (or worlds).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 import abps
+from abps.engine.crossvalidation import cross_validate
 from abps.lab.icu_synthetic import UNIT_RISK_SPREAD, IcuSynthetic, draw_with_risk, population_of
 from abps.lab.suite import make_federation, suite
 from abps.methods import abps_plus, plus_filter, plus_own
+from abps.methods.settings import configure
 
 #: File, label and center column of the real federations that are one table.
 TABLES = {
@@ -116,14 +119,15 @@ def continuum(n: int, world: int) -> abps.Federation:
     return abps.federation(rows, label="died", center="center", patient="patient")
 
 
-def measured(federation: abps.Federation, method: str, seed: int) -> tuple[float, ...]:
-    """One run; method: a name, perhaps with settings after a colon."""
+def measured(federation: abps.Federation, method: str, seed: int, folds: bool) -> tuple[float, ...]:
+    """One run; method: a name, perhaps with settings after a colon. folds: whether it is cross-fitted."""
     name, _, words = method.partition(":")
     settings = dict(word.split("=") for word in words.split("+")) if words else {}
     model = None if name in ("abps-plus", "local-best", "pooled-best") else "gam"
     part = settings.pop("without", None)
     with patch.object(*PARTS[part]) if part else nullcontext():
-        run = abps.simulate(federation, name, seed=seed, model=model, settings=settings)
+            config = configure(name, ({} if model is None else {"model": model}) | settings)
+        run = cross_validate(federation, config, seed) if folds else abps.simulate(federation, config, seed)
     rows = run.predictions()
     y, p = rows["y"].to_numpy(), np.clip(rows["probability"].to_numpy().astype(float), 1e-6, 1 - 1e-6)
     z = np.log(p / (1 - p))
@@ -140,7 +144,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the real federations")
     parser.add_argument("--worlds", default="", help="seeds of synthetic worlds, e.g. 8101,8102")
     parser.add_argument("--centers", type=int, default=230, help="centers of a synthetic world")
-    parser.add_argument("--seeds", default="11,22,33", help="splits of a real federation")
+    parser.add_argument("--seeds", default="11,22", help="repeats of a real federation, each five folds")
     parser.add_argument("--methods", default="local-best,pooled-best,glm-exact,fedavg,abps-plus")
     parser.add_argument("--only", default="", help="federations by name, with commas")
     parser.add_argument("--out", type=Path, default=Path("flagship.csv"))
@@ -152,7 +156,7 @@ def main() -> None:
         writer.writerow(("federation", "seed", "method", *MEASURES))
         for name, federation, seed in federations(args):
             for method in methods:
-                line = measured(federation, method, seed)
+                line = measured(federation, method, seed, name in (*TABLES, *COHORTS))
                 found[name, method].append(line)
                 writer.writerow((name, seed, method, *(f"{value:.5g}" for value in line)))
                 file.flush()
