@@ -5,8 +5,8 @@
     python benchmarks/flagship.py --worlds 8101 --methods abps-plus,abps-plus:without=gate --out ablation.csv
 
 Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all scored
-rows, all bytes in units of FedAvg's. Real federations are cross-fitted in five folds, so that every patient is
-scored by models that have not seen them; a world has one split. A method may have settings after a colon;
+rows, all bytes in units of FedAvg's. Real federations are cross-fitted in five folds, so that every patient
+is scored by models that have not seen them; a world has one split. A method may have settings after a colon;
 ``without`` switches a part of abps-plus off that has no setting. The last lines and the table on the terminal
 have means over seeds (or worlds).
 """
@@ -126,7 +126,7 @@ def measured(federation: abps.Federation, method: str, seed: int, folds: bool) -
     model = None if name in ("abps-plus", "local-best", "pooled-best") else "gam"
     part = settings.pop("without", None)
     with patch.object(*PARTS[part]) if part else nullcontext():
-            config = configure(name, ({} if model is None else {"model": model}) | settings)
+        config = configure(name, ({} if model is None else {"model": model}) | settings)
         run = cross_validate(federation, config, seed) if folds else abps.simulate(federation, config, seed)
     rows = run.predictions()
     y, p = rows["y"].to_numpy(), np.clip(rows["probability"].to_numpy().astype(float), 1e-6, 1 - 1e-6)
