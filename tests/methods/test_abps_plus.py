@@ -127,6 +127,20 @@ def test_one_member_moves_shared_directions_only_so_far():
     assert all((lying[name][1:] == values[1:]).all() for name, values in honest.items())
 
 
+def test_a_small_cluster_that_differs_much_is_not_taken_for_liars():
+    """Three members say that the model of their cluster is far off; one of the others lies, and a further one
+    says that it belongs to the three."""
+    rng = np.random.default_rng(0)
+    far = rng.uniform(0.8, 1.2, 35)
+    cluster = np.repeat([0, 1, 2], [15, 16, 4])
+    far[0], far[31:34], far[34] = 9.0, (3.5, 4.0, 4.5), 40.0
+    usual = plus_filter._usual_distance(far, cluster, np.ones(35, dtype=bool))
+    assert np.flatnonzero(far > plus_filter.EXCLUDE * usual).tolist() == [0, 34]
+    # One of two: nothing that a single member sends makes room for itself.
+    pair = plus_filter._usual_distance(np.array([1.0, 1e6]), np.zeros(2, dtype=int), np.ones(2, dtype=bool))
+    assert pair.tolist() == [1.0, 1.0]
+
+
 def test_clusters_are_not_begun_where_rounds_do_not_suffice(severe):
     run = abps.simulate(severe, "abps-plus", seed=3, settings={"steps": "12"})
     assert run.rounds == 1 + 12 + 2

@@ -31,7 +31,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.methods import plus_own
-from abps.methods.base import Context, Decisions, Floats, Stopping
+from abps.methods.base import Context, Decisions, Floats, Ints, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
 from abps.methods.plus_filter import FIRST_EXCHANGES, Screened, bounded_pairs, screen
 from abps.methods.plus_state import (
@@ -220,7 +220,10 @@ class ABPSPlus(CoordinatedMethod):
         fields = message(phase, local, len(state.shared))
         reported = np.asarray(context.sizes(), dtype=np.float64)
         robust = self.robust and not self.privacy.secure
-        screened = screen(fields, uploads, reported, state, local, robust)
+        cluster = None
+        if phase is Phase.CLUSTER_FIT:
+            cluster = said_clusters(uploads[:, fields.length], state.clusters.count)
+        screened = screen(fields, uploads, reported, state, local, robust, cluster)
         beside = np.where(screened.accepted[:, None], uploads[:, fields.length :], np.nan)
         numbers, form, own = screened.values.sum(axis=0), fields.form, dict[int, NumberList]()
         more, further = np.zeros(0), tuple[Field, ...]()
@@ -232,8 +235,8 @@ class ABPSPlus(CoordinatedMethod):
             variance = after_variances(state, local, fields.unpack(numbers)).variance
             found = find_structure(context, state, beside, variance[local.sought])
             more, further, own = np.append(found.chance, found.shared), (ONE, *found.form), found.own
-        elif phase is Phase.CLUSTER_FIT:
-            own = cluster_totals(reported, fields, beside[:, 0], screened, state.clusters.count)
+        elif cluster is not None:
+            own = cluster_totals(reported, fields, cluster, screened)
             numbers, form = np.array([float(screened.accepted.sum())]), (ONE,)
         left_out = np.flatnonzero(screened.excluded) if robust and t <= FIRST_EXCHANGES else np.zeros(0)
         if len(left_out):
@@ -729,13 +732,15 @@ def cluster_sums(state: PlusState, local: LocalRows) -> dict[str, Floats]:
     return values
 
 
-def cluster_totals(
-    sizes: Floats, fields: Fields, said: Floats, screened: Screened, count: int
-) -> dict[int, NumberList]:
-    """The sums of every cluster, its share of all rows and its centers, for its members; said: (n,) their
+def said_clusters(said: Floats, count: int) -> Ints:
+    """(n,) the clusters that members say they are in, -1 where there is no such cluster."""
+    there = (said > -0.5) & (said < count - 0.5)
+    return np.rint(np.where(there, said, -1.0)).astype(np.int64)
+
+
+def cluster_totals(sizes: Floats, fields: Fields, number: Ints, screened: Screened) -> dict[int, NumberList]:
+    """The sums of every cluster, its share of all rows and its centers, for its members; number: (n,) their
     clusters."""
-    number = np.rint(np.where(np.isfinite(said), said, -1.0)).astype(np.int64)
-    number = np.where((number >= 0) & (number < count), number, -1)
     accepted = screened.accepted & (number >= 0)
     whole, messages = max(float(sizes[accepted].sum()), 1.0), dict[int, NumberList]()
     for name in np.unique(number).tolist():

@@ -2,9 +2,11 @@
 
 Three checks, each with a reason in the audit trail: numbers must be finite; sums must be possible (no
 negative squares, as many rows as reported); and the score must lie no farther from the others' than rows
-explain. A score that is far but not impossible is shortened, and so are squared deviations, so that one
-member has a bounded influence. Who is left out in the first two exchanges stays out: later, when models are
-fitted, false rows no longer show in scores.
+explain. Members of different clusters send scores at different models, and a small cluster's may lie far from
+all others: there the score must lie no farther than its own cluster's do. A score that is far but not
+impossible is shortened, and so are squared deviations, so that one member has a bounded influence. Who is
+left out in the first two exchanges stays out: later, when models are fitted, false rows no longer show in
+scores.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.methods.base import Decisions, Floats
+from abps.methods.base import Decisions, Floats, Ints
 from abps.methods.plus_own import MOST_GAIN
 from abps.methods.plus_state import LocalRows, PlusState
 from abps.models.structure import Whitening
@@ -87,10 +89,17 @@ class Screened:
 
 
 def screen(
-    fields: Fields, uploads: Floats, reported: Floats, state: PlusState, local: LocalRows, robust: bool
+    fields: Fields,
+    uploads: Floats,
+    reported: Floats,
+    state: PlusState,
+    local: LocalRows,
+    robust: bool,
+    cluster: Ints | None = None,
 ) -> Screened:
     """What counts of uploads (n, entries) that begin with ``fields``; reported: (n,) rows as members reported
-    them; robust: whether more is checked than that numbers are finite."""
+    them; robust: whether more is checked than that numbers are finite; cluster: (n,) the cluster at whose
+    model members say that their scores are, where it is not the same for all."""
     own = uploads[:, : fields.length]
     present, accepted = ~np.isnan(own).all(axis=1), np.asarray(np.isfinite(own).all(axis=1))
     values = np.where(accepted[:, None], own, 0.0)
@@ -108,7 +117,8 @@ def screen(
         leave_out(~_possible(parts, reported, accepted, state, local), "impossible sums")
         if accepted.sum() >= FEWEST:
             far, scores = _bounded(parts, reported, accepted, state)
-            leave_out(far > EXCLUDE, "score too far from all others")
+            usual = 1.0 if cluster is None else _usual_distance(far, cluster, accepted)
+            leave_out(far > EXCLUDE * usual, "score too far from all others")
             values[:, : local.q] = scores
             if "squares" in parts:
                 parts["squares"][:] *= _shortened(parts, accepted)[:, None]
@@ -199,6 +209,16 @@ def _bounded(
     pushed = np.abs((unit * (gap - cut))[accepted].sum(axis=0)) > FARTHEST_SUM * size
     aimed = common & pushed & (pushed.sum() == 1)
     return far, raw + unit * np.where(aimed, cut, gap)
+
+
+def _usual_distance(far: Floats, cluster: Ints, accepted: NDArray[np.bool_]) -> Floats:
+    """(n,) how far the scores of each member's cluster lie, at least as far as those of all: the lower
+    median, because of two members one may lie."""
+    usual = np.ones(len(far))
+    for name in np.unique(cluster[accepted]).tolist():
+        mine = cluster == name
+        usual[mine] = max(1.0, float(np.quantile(far[mine & accepted], 0.5, method="lower")))
+    return usual
 
 
 def _weighted_median(values: Floats, weights: Floats) -> Floats:
