@@ -152,7 +152,7 @@ def test_clusters_are_not_begun_where_rounds_do_not_suffice(severe):
 
 @pytest.fixture(scope="module")
 def forty():
-    """A federation whose centers are alike, its run without attackers, and the AUROC of who will not attack."""
+    """A federation whose centers are alike, and the mean AUROC of those who will not attack."""
     federation = load("icu-synthetic:heterogeneity=0,centers=40,stays=10000,seed=9")
     clean = abps.simulate(federation, "abps-plus", seed=3)
     bad = attackers_of("nan:share=0.2", 3, center_ids(federation.centers)).who
