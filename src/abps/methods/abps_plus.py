@@ -87,9 +87,10 @@ FEWEST_CENTERS, FOLDS = 15, 5
 #: clusters on held-out rows must then lie above zero before they are used.
 LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
 
-#: Standard errors by which a continuum must do better there than clusters before it takes their place, and
-#: the fewest centers of which this is asked: clusters learned from the folds of fewer are too poor.
-CONTINUUM_Z, FEWEST_JUDGED = 2.58, 60
+#: Standard errors by which a continuum must do better there than clusters before it takes their place (the
+#: one-standard-error rule: clusters name peers), and the fewest centers of which this is asked: clusters
+#: learned from the folds of fewer are too poor.
+CONTINUUM_Z, FEWEST_JUDGED = 1.0, 60
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
 #: of clusters that members may choose from.
