@@ -152,3 +152,18 @@ def test_the_test_of_differences_has_its_level_and_power():
     assert 0.35 <= np.mean(np.array(null) <= 0.5) <= 0.65
     kind = np.where(np.arange(24) % 2, 0.8, -0.8)[:, None] * np.ones(P)
     assert np.mean([_p_value(kind, seed) <= 0.05 for seed in range(10)]) >= 0.9
+
+
+def test_the_test_is_calibrated_where_what_is_common_was_taken_off():
+    """With few centers random signs would make products smaller than they are, and p-values too."""
+    rng, n, m = np.random.default_rng(6), 20, 25
+    information = rng.uniform(20, 200, n)
+    share = (information / information.sum())[:, None]
+    chances = []
+    for _ in range(300):
+        halves = [rng.normal(size=(n, m)) * np.sqrt(information / 2)[:, None] for _ in range(2)]
+        first, second = (half - share * half.sum(axis=0) for half in halves)
+        scores = structure.HalfScores(first, second, information, np.zeros(m), np.eye(m))
+        chances.append(scores.difference_test(rng.choice([-1.0, 1.0], (59, n))))
+    assert np.mean(chances) == pytest.approx(0.5, abs=0.04)  # 0.42 without the correction
+    assert np.mean(np.array(chances) <= 0.05) < 0.1

@@ -133,7 +133,9 @@ class HalfScores:
 
         If they do not, a center's two half scores are independent with mean zero, and the sign of one of them
         says nothing. The statistic is the sum of the largest eigenvalues of the summed products of both
-        halves, against the same with random signs (draws, n).
+        halves, against the same with random signs (draws, n). What all centers have in common was taken off
+        either half: of n centers n - 1 are free, and with random signs only the sum of (1 - share)², by whose
+        root products are smaller.
         """
         one, other = self.bounded
         if 2 * len(one) < one.shape[1]:  # in the space that the scores span
@@ -144,8 +146,10 @@ class HalfScores:
             product = signed.T @ other
             return float(np.linalg.eigvalsh(product + product.T)[-DIMENSIONS:].sum())
 
+        share = self.information / self.information.sum()
+        size = np.sqrt((len(one) - 1) / ((1.0 - share) ** 2).sum())
         seen = largest(one)
-        return (1 + sum(largest(one * sign[:, None]) >= seen for sign in signs)) / (1 + len(signs))
+        return (1 + sum(largest(size * one * sign[:, None]) >= seen for sign in signs)) / (1 + len(signs))
 
     def subspace(self) -> Floats:
         """(m, dimensions) loadings of the deviations that centers share; what is each center's own is taken
