@@ -29,7 +29,7 @@ FIRST_VARIANCE = 1e-3
 FULL_CURVATURE = 40
 #: Beyond, a part of the centers does, and its largest entries are broadcast: so many per coefficient, beside
 #: one factor for so many coefficients.
-ENTRIES_EACH = 3
+ENTRIES_EACH = 4
 FACTOR_EACH = 100
 
 ONE = Field("single", 1)
