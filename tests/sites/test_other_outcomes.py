@@ -36,7 +36,7 @@ from .network import close
 NAMES = ("east", "north", "south", "west")
 
 
-def frame_of(kind: str, rows: int = 400, seed: int = 0) -> pl.DataFrame:
+def frame_of(kind: str, rows: int = 1600, seed: int = 0) -> pl.DataFrame:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 3))
     eta = x[:, 0] - 0.7 * x[:, 1]

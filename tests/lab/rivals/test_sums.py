@@ -85,7 +85,7 @@ def test_boosting_stops_by_validation_rows_and_keeps_the_best():
 def test_the_mixed_model_is_the_optimum_of_its_likelihood(model):
     """Coefficients, intercepts, τ² and penalties at the end satisfy their equations, found by brute force."""
     federation = hospitals(0.8, (60, 90, 120, 70, 150, 80, 110, 50))
-    run, _ = played(with_model(MixedModel(), model), federation, 60)
+    run, _ = played(with_model(MixedModel(), model), federation, 150)
     state, rows = run.state, run.context.data.train
     assert state.done
     center = np.repeat(np.arange(8), rows.sizes)
