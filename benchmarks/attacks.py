@@ -1,10 +1,14 @@
-"""Members that attack: what the honest centers lose, with and without abps-plus's defence.
+"""Members that attack: what the honest centers of abps-plus lose.
 
-    python benchmarks/attacks.py --out benchmarks/results/attacks.csv
-    python benchmarks/attacks.py --data gusto.csv.gz --label died --center hospital --out gusto.csv
+    python benchmarks/attacks.py --data FOLDER --only GUSTO,NASS,dialysis --out tables.csv
+    python benchmarks/attacks.py --worlds 9401,9402 --only severe,continuum --out worlds.csv
 
-A fifth of the centers attacks, the same ones throughout. Every line of the CSV is one run: the mean AUROC of
-the honest centers, and by how much it lies above that of the same centers without attackers.
+A fifth of the centers attacks, in every repeat or world another one. Real federations are cross-fitted in
+five folds, worlds have one split. Every line of the CSV is one federation and attack: the mean AUROC of the
+honest centers, by how much it lies above that of the same centers without attackers, and the standard error
+of that difference over repeats or worlds. Who sends no numbers (``nan``) is as good as absent: that line
+shows what the others lose for want of the attackers' patients. ``late:`` is an attack that begins when
+structure is fitted.
 """
 
 from __future__ import annotations
@@ -12,19 +16,56 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from flagship import WORLDS, federations
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 import abps
 from abps.core.streams import center_ids
+from abps.data.prepare import Prepared
+from abps.engine.crossvalidation import FOLDS
+from abps.engine.simulate import shared_rows
 from abps.lab.attacks import NAMES, attackers_of
+from abps.methods.settings import configure
+
+#: The exchange in which structure begins to be fitted.
+STRUCTURE = 9
+
+#: Pairs of rows that a center needs for an AUROC of its own.
+FEWEST_PAIRS = 20
+
+#: Attacks on what is sent that may also begin late.
+LATE = ("sign-flip", "scale", "random", "coefficient", "free-rider", "copy")
 
 
-def honest_mean(run: abps.Run, honest: set[str]) -> float:
-    """The mean AUROC of the centers that do not attack."""
-    known = [v for name, v in run.auroc.per_center.items() if name in honest and v is not None]
-    return float(np.mean(known))
+def honest_mean(
+    parts: list[abps.Federation | Prepared], seed: int, settings: dict[str, str], attack: str, share: float
+) -> float:
+    """The mean AUROC of the centers that do not attack, over all parts (folds); the same ones in each."""
+    names = parts[0].centers
+    attackers = attackers_of(f"nan:share={share}", seed, center_ids(names)).who
+    late, kind = attack.startswith("late:"), attack.removeprefix("late:")
+    how = f"{kind}:share={share},start={STRUCTURE if late else 1}" if attack else None
+    counts = np.zeros((len(names), 2))
+    for part in parts:
+        run = abps.simulate(part, configure("abps-plus", settings), seed, attack=how)
+        rows = run.predictions().select("center", "y", "probability")
+        for (name,), each in rows.partition_by("center", as_dict=True).items():
+            counts[names.index(name)] += right_pairs(
+                each["y"].to_numpy() == 1, each["probability"].to_numpy()
+            )
+    right, pairs = counts[~attackers & (counts[:, 1] >= FEWEST_PAIRS)].T
+    return float(np.mean(right / pairs))
+
+
+def right_pairs(event: NDArray[np.bool_], probability: NDArray[np.float64]) -> tuple[float, float]:
+    """How many pairs of a row with an event and one without are in the right order, and how many pairs."""
+    ranks, events = rankdata(probability), event.sum()
+    return float(ranks[event].sum() - events * (events + 1) / 2), float(events * (~event).sum())
 
 
 def main() -> None:
@@ -32,43 +73,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default="icu-synthetic:centers=60")
-    parser.add_argument("--label", help="of a table")
-    parser.add_argument("--center", help="of a table")
-    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--data", type=Path, help="folder of the real federations")
+    parser.add_argument("--worlds", default="", help="seeds of synthetic worlds, e.g. 9401,9402")
+    parser.add_argument("--centers", type=int, default=60, help="centers of a synthetic world")
+    parser.add_argument("--seeds", default="11", help="repeats of a real federation, each five folds")
+    parser.add_argument("--only", default="", help="federations by name, with commas")
     parser.add_argument("--share", type=float, default=0.2)
-    parser.add_argument("--attacks", default=",".join(NAMES))
-    parser.add_argument("--settings", default="robust=yes,robust=no")
+    parser.add_argument("--attacks", default=",".join((*NAMES, *(f"late:{name}" for name in LATE))))
+    parser.add_argument("--settings", default="robust=yes", help="with commas: robust=yes,robust=no")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    federation = (
-        abps.read_table(args.data, label=args.label, center=args.center)
-        if args.label
-        else abps.load(args.data)
-    )
-    attackers = attackers_of(f"nan:share={args.share}", args.seed, center_ids(federation.centers)).who
-    honest = {name for name, bad in zip(federation.centers, attackers, strict=True) if not bad}
+    attacks = args.attacks.split(",")
+    means: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for name, federation, seed in federations(args):
+        for setting in args.settings.split(","):
+            words = dict([setting.split("=")])
+            parts: list[abps.Federation | Prepared] = [federation]
+            if name not in WORLDS:
+                parts = list(shared_rows(federation, seed, configure("abps-plus", words), FOLDS))
+            found = [honest_mean(parts, seed, words, attack, args.share) for attack in ("", *attacks)]
+            means[name, setting].append(found)
+            print(name, seed, setting, *(f"{each - found[0]:.3f}" for each in found), file=sys.stderr)
     with args.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("data", "settings", "attack", "honest", "gain"))
-        for setting in args.settings.split(","):
-            clean = np.nan
-            for attack in ("", *args.attacks.split(",")):
-                given = f"{attack}:share={args.share}" if attack else None
-                words = dict([setting.split("=")])
-                run = abps.simulate(federation, "abps-plus", seed=args.seed, settings=words, attack=given)
-                found = honest_mean(run, honest)
-                clean = clean if attack else found
-                line = (
-                    Path(args.data).name,
-                    setting,
-                    attack or "none",
-                    f"{found:.4f}",
-                    f"{found - clean:.4f}",
-                )
-                writer.writerow(line)
-                file.flush()
-                print(*line, file=sys.stderr)
+        writer.writerow(("federation", "settings", "attack", "honest", "gain", "standard_error"))
+        for (name, setting), lines in means.items():
+            table = np.array(lines)
+            gain = table - table[:, :1]
+            error = gain.std(axis=0, ddof=1) / np.sqrt(len(table)) if len(table) > 1 else gain[0] * np.nan
+            columns = zip(("none", *attacks), table.mean(axis=0), gain.mean(axis=0), error, strict=True)
+            writer.writerows((name, setting, a, *(f"{v:.4f}" for v in values)) for a, *values in columns)
 
 
 if __name__ == "__main__":

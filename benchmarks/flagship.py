@@ -33,6 +33,7 @@ from abps.lab.icu_synthetic import UNIT_RISK_SPREAD, IcuSynthetic, draw_with_ris
 from abps.lab.suite import make_federation, suite
 from abps.methods import abps_plus, plus_filter, plus_own
 from abps.methods.settings import configure
+from abps.models import structure
 
 #: File, label and center column of the real federations that are one table.
 TABLES = {
@@ -73,6 +74,14 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "choice": (abps_plus, "choose_clusters", lambda state, local, means: state),
     "return": (plus_own, "structure_gains", lambda state, local: np.zeros(len(state.models))),
     "clean-start": (abps_plus, "without_pair_effects", lambda state, local: state),
+    "clusters": (
+        structure.HalfScores,
+        "clusters",
+        lambda halves: (np.zeros(len(halves.first), int), 1),
+    ),
+    "continuum": (structure.HalfScores, "shared_deviations", lambda halves, count: np.zeros((0, 0))),
+    "spare": (abps_plus, "SPARE_CLUSTERS", 0),
+    "free-intercept": (plus_own, "ALONE_INTERCEPT_VARIANCE", 1e-9),
     "squares": (plus_filter, "LONGEST_SQUARES", 1e9),
 }
 

@@ -11,6 +11,7 @@ smaller (by the fourth root of their share of the first one's variance), so that
 smooth functions. All follows from the codebook: centers make the same terms.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +29,9 @@ KNOTS = (4, 10, 15)
 
 #: What the tails are called, behind the names of columns.
 TAILS = ("low", "high")
+
+#: What stands between a column's name and the term's.
+MARK = " ~"
 
 #: Components with less than this share of the first one's variance say nothing.
 LEAST = 1e-4
@@ -62,6 +66,13 @@ class SmoothTerms:
         return np.column_stack(
             [found, np.log1p(np.maximum(low - z, 0.0)), np.log1p(np.maximum(z - high, 0.0))]
         )
+
+
+def named_terms(inputs: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Columns' names, and what their terms are called, from the names of inputs: ``""`` of a column that
+    stays as it is."""
+    parts = [name.partition(MARK) for name in inputs]
+    return [column for column, _, _ in parts], [term for _, _, term in parts]
 
 
 def bends(z: Floats, knots: Floats) -> Floats:
@@ -109,7 +120,7 @@ class Design:
             name
             for column, terms in zip(self.columns, self.terms, strict=True)
             for name in (
-                [column.name] if terms is None else [f"{column.name} ~{term}" for term in terms.names]
+                [column.name] if terms is None else [f"{column.name}{MARK}{term}" for term in terms.names]
             )
         )
 

@@ -43,12 +43,13 @@ BACKWARDS = ("sign-flip", "liar", "clique")
 @dataclass(frozen=True)
 class Attack:
     """share: of centers that attack, drawn by the seed.  strength: how many times as far a model is sent.
-    round: of the one huge message."""
+    round: of the one huge message.  start: the first round in which what is sent is changed."""
 
     name: Name
     share: float = 0.2
     strength: float = 10.0
     round: int = 3
+    start: int = 1
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -59,7 +60,8 @@ class Attack:
             raise RequestError(f"share={self.share}: a share of the centers, choose between 0 and 1")
 
     def __str__(self) -> str:
-        return f"{self.name}:share={self.share:g},strength={self.strength:g},round={self.round}"
+        text = f"{self.name}:share={self.share:g},strength={self.strength:g},round={self.round}"
+        return text if self.start == 1 else f"{text},start={self.start}"
 
     def on_rows(self, data: Prepared, who: NDArray[np.bool_]) -> Prepared:
         """The federation as its attackers see it: their training rows are changed, nobody's others."""
@@ -97,6 +99,8 @@ class Attack:
         received.
         """
         spoiled, pushed = sent.copy(), min(sent.shape[1], MOST_PUSHED)
+        if t < self.start:
+            return spoiled
         for i in np.flatnonzero(who).tolist():
             if self.name in BACKWARDS:
                 spoiled[i] = 2 * start - sent[i]
@@ -173,10 +177,12 @@ def parse(text: str) -> Attack:
     settings: dict[str, float] = {}
     for pair in filter(None, rest.split(",")):
         key, equals, value = pair.partition("=")
-        if key not in ("share", "strength", "round") or not equals:
-            raise RequestError(f"attack {text!r}: {pair!r} is no setting; choose share, strength or round")
+        if key not in ("share", "strength", "round", "start") or not equals:
+            raise RequestError(
+                f"attack {text!r}: {pair!r} is no setting; choose share, strength, round or start"
+            )
         try:
-            settings[key] = int(value) if key == "round" else float(value)
+            settings[key] = int(value) if key in ("round", "start") else float(value)
         except ValueError as error:
             raise RequestError(f"attack {text!r}: {value!r} is not a number") from error
     return Attack(name, **settings)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from abps.core.matching import Rest
 from abps.methods import plus_own
 from abps.methods.base import Context, Decisions, Floats, Ints, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.methods.plus_filter import FIRST_EXCHANGES, Screened, bounded_pairs, screen
+from abps.methods.plus_filter import AGAINST, FIRST_EXCHANGES, Screened, bounded_pairs, screen
 from abps.methods.plus_state import (
     FIRST_INTERCEPT_VARIANCE,
     FIRST_VARIANCE,
@@ -239,7 +239,10 @@ class ABPSPlus(CoordinatedMethod):
         elif cluster is not None:
             own = cluster_totals(reported, fields, cluster, screened)
             numbers, form = np.array([float(screened.accepted.sum())]), (ONE,)
-        left_out = np.flatnonzero(screened.excluded) if robust and t <= FIRST_EXCHANGES else np.zeros(0)
+        left_out = np.zeros(0)
+        if robust and t <= FIRST_EXCHANGES:  # the second says who stays out
+            stays = screened.reason == AGAINST if t > 1 else screened.excluded
+            left_out = np.flatnonzero(stays | (screened.excluded & state.excluded)).astype(float)
         if len(left_out):
             further = (*further, Field("place", len(left_out)))
         common = NumberList.of(np.concatenate([numbers, more, left_out]), (*form, *further))
@@ -257,7 +260,7 @@ class ABPSPlus(CoordinatedMethod):
                 raise ValueError("a broadcast that leaves out members that do not exist")
             left_out[places] = True
         if t <= FIRST_EXCHANGES:
-            state = replace(state, excluded=left_out & (state.excluded | (t == 1)))
+            state = replace(state, excluded=left_out)
         after = replace(applied(context, state, phase, numbers, broadcast), exchanges=t)
         return self._with_models(context, after, phase)
 

@@ -22,14 +22,19 @@ from abps.models.structure import Whitening
 from abps.wire.number_lists import Fields
 
 #: Distances from the middle of all scores, in medians: beyond the first a score is shortened, beyond the
-#: second it is left out.
-SHORTEN, EXCLUDE = 1.8, 3.0
+#: second it is left out; who was so in the first exchange returns in the second only within the third.
+SHORTEN, EXCLUDE, RETURN = 1.8, 3.0, 1.5
 
-#: Numbers of a score are cut at so many standard deviations of all members if what is cut adds up to so many
-#: standard errors of the sum in one column alone, of which most members know something: their standard
-#: deviation exceeds this share of the one expected. Hospitals that truly differ do so in several columns; to
-#: cut these would hide them from the search for clusters.
-FARTHEST_NUMBER, FARTHEST_SUM, COMMON_COLUMN = 2.0, 3.0, 0.5
+#: Numbers of a score are cut at so many standard deviations of all members if what lies beyond adds up to so
+#: many standard errors of the sum, in so few columns, of which this share of members know something.
+#: Hospitals that truly differ do so in several columns; to cut these would hide them from the search for
+#: clusters.
+FARTHEST_NUMBER, FARTHEST_SUM, MOST_AIMED, COMMON_COLUMN = 2.0, 3.0, 1, 0.5
+SIGNS = np.array([-1.0, 1.0])[:, None, None]
+
+#: In the second exchange a member is left out for good whose rows say the opposite of what most say: along
+#: the common model at least this share of the usual, and so many standard deviations from it.
+REVERSED, FARTHEST_AGAINST = 0.25, 3.0
 
 #: Who is left out in so many first exchanges stays out.
 FIRST_EXCHANGES = 2
@@ -49,6 +54,9 @@ FARTHEST_PLACE = 3.0
 #: Members that a coordinator needs to compare before it judges distances.
 FEWEST = 6
 
+
+#: Why such a member is left out.
+AGAINST = "its rows say the opposite of the others'"
 
 #: Sums that cannot be negative.
 NOT_NEGATIVE = (
@@ -116,9 +124,12 @@ def screen(
             leave_out(state.excluded, "left out before")
         leave_out(~_possible(parts, reported, accepted, state, local), "impossible sums")
         if accepted.sum() >= FEWEST:
-            far, scores = _bounded(parts, reported, accepted, state)
+            far, scores = _bounded(parts, reported, accepted, state, cluster)
             usual = 1.0 if cluster is None else _usual_distance(far, cluster, accepted)
-            leave_out(far > EXCLUDE * usual, "score too far from all others")
+            most = np.where(state.excluded, RETURN, EXCLUDE) if state.exchanges == 1 else EXCLUDE
+            leave_out(far > most * usual, "score too far from all others")
+            if state.exchanges == 1:
+                leave_out(_against(parts, reported, accepted, state), AGAINST)
             values[:, : local.q] = scores
             if "squares" in parts:
                 parts["squares"][:] *= _shortened(parts, accepted)[:, None]
@@ -183,9 +194,16 @@ def _possible(
 
 
 def _bounded(
-    parts: dict[str, Floats], reported: Floats, accepted: NDArray[np.bool_], state: PlusState
+    parts: dict[str, Floats],
+    reported: Floats,
+    accepted: NDArray[np.bool_],
+    state: PlusState,
+    cluster: Ints | None,
 ) -> tuple[Floats, Floats]:
-    """(n,) how far scores lie from the middle, in medians of all, and (n, q) scores of bounded influence."""
+    """(n,) how far scores lie from the middle, in medians of all, and (n, q) scores of bounded influence.
+
+    The middle is that of a member's cluster if enough others are in it, else that of all.
+    """
     scores, share = parts["score"], np.maximum(reported, 1.0) / reported[accepted].sum()
     if "diagonal" in parts:
         size = np.sqrt(np.maximum(parts["diagonal"][accepted].sum(axis=0), 1e-9))
@@ -193,22 +211,63 @@ def _bounded(
     else:
         size = np.ones(scores.shape[1])
         white = scores @ Whitening.of(state.fit.curvature / np.outer(state.scale, state.scale)).out
-    middle, raw = (
-        share[:, None] * _weighted_median(each[accepted] / share[accepted, None], share[accepted])
-        for each in (white, scores)
-    )
-    far = np.sqrt(((white - middle) ** 2).mean(axis=1) / share)
+    together = list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]()
+    for name in (0,) if cluster is None else np.unique(cluster).tolist():
+        mine = np.ones(len(share), dtype=bool) if cluster is None else cluster == name
+        together.append((mine, accepted & mine if (accepted & mine).sum() >= FEWEST else accepted))
+
+    def from_middle(values: Floats) -> Floats:
+        middle = np.zeros_like(values)
+        for mine, others in together:
+            each = values[others] / share[others, None]
+            middle[mine] = share[mine, None] * _weighted_median(each, share[others])
+        return values - middle
+
+    far = np.sqrt((from_middle(white) ** 2).mean(axis=1) / share)
     far = far / max(float(np.median(far[accepted])), 1e-9)
+    gap = from_middle(scores)
+    middle = scores - gap
+    gap *= np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
+    for mine, others in together:
+        _cut_aimed(gap, scores, share, size, mine, others)
+    return far, middle + gap
+
+
+def _cut_aimed(
+    gap: Floats,
+    scores: Floats,
+    share: Floats,
+    size: Floats,
+    mine: NDArray[np.bool_],
+    others: NDArray[np.bool_],
+) -> None:
+    """Cuts in place what pushes single columns of some members' gaps (n, q) from the middle of the others."""
     unit = np.sqrt(share)[:, None] * size  # the standard error of a member's score, where all know alike
-    gap = (scores - raw) / unit * np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
-    spread = 1.4826 * np.median(np.abs(gap[accepted]), axis=0)
-    # Of a column that few members have rows of, those few may say whatever they find; and members of
-    # different clusters send scores at different models.
-    common = (spread > COMMON_COLUMN) & (not state.clusters.fits)
-    cut = np.clip(gap, *(FARTHEST_NUMBER * np.maximum(spread, 1.0) * np.array([[-1.0], [1.0]])))
-    pushed = np.abs((unit * (gap - cut))[accepted].sum(axis=0)) > FARTHEST_SUM * size
-    aimed = common & pushed & (pushed.sum() == 1)
-    return far, raw + unit * np.where(aimed, cut, gap)
+    spread = 1.4826 * np.median(np.abs(gap / unit)[others], axis=0)
+    # Of a column that few members have rows of, those few may say whatever they find.
+    common = (scores[others] != 0).mean(axis=0) > COMMON_COLUMN
+    beyond = gap - np.clip(gap, *(FARTHEST_NUMBER * np.maximum(spread, 1.0) * unit * SIGNS))
+    pushed = np.abs(beyond[mine & others].sum(axis=0)) > FARTHEST_SUM * size * np.sqrt(share[mine].sum())
+    if 0 < (common & pushed).sum() <= MOST_AIMED >= pushed.sum():
+        at = np.ix_(mine, common & pushed)
+        gap[at] = np.clip(gap, *(FARTHEST_NUMBER * spread * unit * SIGNS))[at]
+
+
+def _against(
+    parts: dict[str, Floats], reported: Floats, accepted: NDArray[np.bool_], state: PlusState
+) -> NDArray[np.bool_]:
+    """(n,) whose rows say the opposite of what most say: labels may be swapped.
+
+    What a member's rows say along the common model is its score there and its share of the model itself.
+    """
+    share, model = np.maximum(reported, 1.0) / reported[accepted].sum(), state.fit.point * state.scale
+    model = np.where(state.variance > 0, 0.0, model)
+    unit = state.fit.curvature / np.outer(state.scale, state.scale)
+    said = (parts["score"] + share[:, None] * (unit @ model)) @ model
+    usual = share * _weighted_median((said / share)[accepted, None], share[accepted])
+    gap = (said - usual) / np.sqrt(share)
+    spread = 1.4826 * np.median(np.abs(gap[accepted]))
+    return np.asarray((said < -REVERSED * usual) & (gap < -FARTHEST_AGAINST * spread) & (usual > 0))
 
 
 def _usual_distance(far: Floats, cluster: Ints, accepted: NDArray[np.bool_]) -> Floats:

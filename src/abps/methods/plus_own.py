@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.data.splines import TAILS
+from abps.data.splines import TAILS, named_terms
 from abps.methods.base import Context, Decisions, Floats
 from abps.methods.plus_state import LocalRows, OwnSums, PlusState, local_of, widened
 from abps.models.families import Family
@@ -273,8 +273,8 @@ def data_warnings(context: Context) -> list[tuple[int, str]]:
     local: LocalRows = context.derived
     rows, columns = local.rows, context.data.columns
     known = {} if context.data.book is None else {each.name: each.kind for each in context.data.book.columns}
-    number = np.array([known.get(name.partition(" ~")[0]) == "number" for name in columns], dtype=bool)
-    term = np.array([name.partition(" ~")[2] for name in columns])
+    named, term = named_terms(columns)
+    number = np.array([known.get(name) == "number" for name in named], dtype=bool)
     straight, tail = np.isin(term, ("", "1")), np.isin(term, TAILS)
     share = np.asarray(context.sizes(), dtype=np.float64) / max(float(np.sum(context.sizes())), 1.0)
     found: list[tuple[int, str]] = []
@@ -300,5 +300,5 @@ def data_warnings(context: Context) -> list[tuple[int, str]]:
             problems["separates its outcomes"] = apart & straight
         for problem, where in problems.items():
             for k in np.flatnonzero(where)[:MOST_WARNINGS].tolist():
-                found.append((member, f"column {columns[k].partition(' ~')[0]} {problem}"))
+                found.append((member, f"column {named[k]} {problem}"))
     return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
 from abps.data.prepare import Prepared
-from abps.data.splines import TAILS
+from abps.data.splines import TAILS, named_terms
 from abps.methods.base import Context, Floats, Ints, Models
 from abps.models import structure
 from abps.models.families import family_of
@@ -233,15 +233,15 @@ def local_rows(data: Prepared, order: Floats) -> LocalRows:
     family = family_of(own.outcome)
     rows = CenterRows(own.x, own.y.astype(np.float64), own.start, family)
     groups = column_groups(data.columns, len(family.mix))
-    sought = np.flatnonzero([name.partition(" ~")[2] not in TAILS for name in data.columns])
+    sought = np.flatnonzero([term not in TAILS for term in named_terms(data.columns)[1]])
     return LocalRows(rows, groups, structure.halves(rows, order), column_sources(data), sought)
 
 
 def column_sources(data: Prepared) -> NDArray[np.int64]:
     """(inputs,) which column of the table every input comes from: levels and smooth terms share one."""
     known = {} if data.book is None else {column.name: column.source for column in data.book.columns}
-    names = [name.partition(" ~")[0] for name in data.columns]
-    return np.unique([known.get(name, name) for name in names], return_inverse=True)[1].astype(np.int64)
+    sources = [known.get(name, name) for name in named_terms(data.columns)[0]]
+    return np.unique(sources, return_inverse=True)[1].astype(np.int64)
 
 
 def local_of(context: Context, state: PlusState) -> LocalRows:

@@ -29,7 +29,7 @@ from scipy.linalg.lapack import dpotrs
 from abps.core.arrays import Weights
 from abps.data.outcome import Outcome
 from abps.data.prepare import Rows
-from abps.data.splines import TAILS
+from abps.data.splines import TAILS, named_terms
 from abps.models.families import Family, family_of
 from abps.models.layout import linear_layout, linear_start
 from abps.models.learners import Learner
@@ -62,8 +62,7 @@ SWEEPS, INNER_SWEEPS, MODE_STEPS = 10, 6, 25
 def column_kinds(columns: tuple[str, ...]) -> Ints:
     """(columns,) 0 for yes/no columns, 1 for straight parts of numbers, 2 for their bends, 3 for their tails;
     renumbered where one kind is missing."""
-    terms = [name.partition(" ~")[2] for name in columns]
-    kind = [3 if term in TAILS else min(int(term or 0), 2) for term in terms]
+    kind = [3 if term in TAILS else min(int(term or 0), 2) for term in named_terms(columns)[1]]
     return np.asarray(np.unique(kind, return_inverse=True)[1], dtype=np.int64)
 
 
