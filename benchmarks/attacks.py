@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from flagship import WORLDS, federations
+from flagship import WORLDS, federations, without
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="federations by name, with commas")
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--attacks", default=",".join((*NAMES, *(f"late:{name}" for name in LATE))))
-    parser.add_argument("--settings", default="robust=yes", help="with commas: robust=yes,robust=no")
+    parser.add_argument("--settings", default="robust=yes", help="e.g. robust=yes,robust=no,without=squares")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     attacks = args.attacks.split(",")
@@ -91,7 +91,8 @@ def main() -> None:
             parts: list[abps.Federation | Prepared] = [federation]
             if name not in WORLDS:
                 parts = list(shared_rows(federation, seed, configure("abps-plus", words), FOLDS))
-            found = [honest_mean(parts, seed, words, attack, args.share) for attack in ("", *attacks)]
+            with without(words.pop("without", None)):
+                found = [honest_mean(parts, seed, words, attack, args.share) for attack in ("", *attacks)]
             means[name, setting].append(found)
             print(name, seed, setting, *(f"{each - found[0]:.3f}" for each in found), file=sys.stderr)
     with args.out.open("w", newline="", encoding="utf-8") as file:

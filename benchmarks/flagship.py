@@ -18,7 +18,7 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,6 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "test": (abps_plus, "LEVEL", 1.0),
     "gate": (abps_plus, "GATE_Z", -np.inf),
     "choice": (abps_plus, "choose_clusters", lambda state, local, means: state),
-    "return": (plus_own, "structure_gains", lambda state, local: np.zeros(len(state.models))),
     "clean-start": (abps_plus, "without_pair_effects", lambda state, local: state),
     "clusters": (
         structure.HalfScores,
@@ -82,7 +81,16 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "continuum": (structure.HalfScores, "shared_deviations", lambda halves, count: np.zeros((0, 0))),
     "spare": (abps_plus, "SPARE_CLUSTERS", 0),
     "free-intercept": (plus_own, "ALONE_INTERCEPT_VARIANCE", 1e-9),
+    "evidence": (plus_own, "cluster_gains", lambda state, other, local: np.ones(len(state.models))),
+    "possible": (plus_filter, "_possible", lambda parts, reported, *_: np.ones(len(reported), dtype=bool)),
+    "exclude": (plus_filter, "EXCLUDE", 1e9),
+    "stay-out": (plus_filter, "RETURN", 3.0),
+    "shorten": (plus_filter, "SHORTEN", 1e9),
+    "opposite": (plus_filter, "FARTHEST_AGAINST", 1e9),
+    "aimed": (plus_filter, "FARTHEST_SUM", 1e9),
     "squares": (plus_filter, "LONGEST_SQUARES", 1e9),
+    "pair-bound": (plus_filter, "LONGEST_PAIR", 1e9),
+    "place-bound": (plus_filter, "FARTHEST_PLACE", 1e9),
 }
 
 MEASURES = ("auroc", "log_loss", "slope", "all_vs_fedavg", "exchanges")
@@ -128,13 +136,17 @@ def continuum(n: int, world: int) -> abps.Federation:
     return abps.federation(rows, label="died", center="center", patient="patient")
 
 
+def without(part: str | None) -> AbstractContextManager[Any]:
+    """abps-plus without one of its parts."""
+    return patch.object(*PARTS[part]) if part else nullcontext()
+
+
 def measured(federation: abps.Federation, method: str, seed: int, folds: bool) -> tuple[float, ...]:
     """One run; method: a name, perhaps with settings after a colon. folds: whether it is cross-fitted."""
     name, _, words = method.partition(":")
     settings = dict(word.split("=") for word in words.split("+")) if words else {}
     model = None if name in ("abps-plus", "local-best", "pooled-best") else "gam"
-    part = settings.pop("without", None)
-    with patch.object(*PARTS[part]) if part else nullcontext():
+    with without(settings.pop("without", None)):
         config = configure(name, ({} if model is None else {"model": model}) | settings)
         run = cross_validate(federation, config, seed) if folds else abps.simulate(federation, config, seed)
     rows = run.predictions()

@@ -11,8 +11,9 @@ penalties follow from evidence; nothing is tuned. Exchanges, in the order in whi
 3. *variances*: squared deviations and degrees of freedom of every center's own posterior; with them half
    scores, which show whether centers differ in ways that others share;
 4. only then, *clusters*: the common fit again, in every cluster; the means of all clusters, from which every
-   center chooses; the fit once more, and variances; or, where centers differ without forming clusters, a
-   *continuum*: a few deviations that all share, each to its own degree, with every exchange about variances.
+   center chooses; the fit once more, and variances; or a *continuum*: a few deviations that all share, each
+   to its own degree, with every exchange about variances. Where half scores leave open which of the two,
+   clusters come first, and then the evidence of all centers' rows decides.
 
 All but the half scores and the clusters need sums over centers alone. Which numbers a message has is in
 :mod:`abps.methods.plus_state`, which uploads count in :mod:`abps.methods.plus_filter`. After the last
@@ -87,10 +88,9 @@ FEWEST_CENTERS, FOLDS = 15, 5
 #: clusters on held-out rows must then lie above zero before they are used.
 LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
 
-#: Standard errors by which a continuum must do better there than clusters before it takes their place (the
-#: one-standard-error rule: clusters name peers), and the fewest centers of which this is asked: clusters
-#: learned from the folds of fewer are too poor.
-CONTINUUM_Z, FEWEST_JUDGED = 1.0, 60
+#: The fewest centers of which a continuum is thought better than clusters without fitting both: clusters that
+#: are learned from the folds of fewer are too poor.
+FEWEST_JUDGED = 60
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
 #: of clusters that members may choose from.
@@ -140,21 +140,23 @@ class ABPSPlus(CoordinatedMethod):
         if t <= 1 + self.steps:
             pairs = self.interactions and t == self.steps > 2 and context.derived.candidates
             return Phase.PAIRS if pairs else Phase.COMMON_FIT
-        t -= 1 + self.steps
+        t -= 2 + self.steps
+        if t == 0 and self._seeks_structure(context):
+            return Phase.HALF_SCORES
         if len(state.shared):
-            return Phase.SHARED if t <= 1 + SHARED_EXCHANGES else Phase.OVER
-        if t <= VARIANCE_EXCHANGES:
-            return Phase.HALF_SCORES if t == 1 and self._seeks_clusters(context) else Phase.VARIANCES
-        t -= VARIANCE_EXCHANGES
+            return Phase.SHARED if state.exchanges < state.since + SHARED_EXCHANGES else Phase.OVER
+        if t < VARIANCE_EXCHANGES:
+            return Phase.VARIANCES
+        t -= VARIANCE_EXCHANGES - 1
         if state.clusters.count == 1 or t > CLUSTER_EXCHANGES:
             return Phase.OVER
         if t == CLUSTER_STEPS + 1:
             return Phase.CLUSTER_MEANS
         return Phase.CLUSTER_FIT if t <= 2 * CLUSTER_STEPS + 1 else Phase.VARIANCES
 
-    def _seeks_clusters(self, context: Context) -> bool:
-        """Whether centers send half scores: not if clusters could not be fitted within the rounds."""
-        exchanges = 1 + self.steps + VARIANCE_EXCHANGES + CLUSTER_EXCHANGES
+    def _seeks_structure(self, context: Context) -> bool:
+        """Whether centers send half scores: not if structure could not be fitted within the rounds."""
+        exchanges = 1 + self.steps + VARIANCE_EXCHANGES + CLUSTER_EXCHANGES + SHARED_EXCHANGES
         enough = context.n >= FEWEST_CENTERS and self.stop.rounds >= exchanges
         return self.structure and context.derived.terms == 1 and enough
 
@@ -273,18 +275,17 @@ class ABPSPlus(CoordinatedMethod):
         if done in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
             state = replace(state, variance=np.where(local.group < 0, state.variance, FIRST_VARIANCE))
         state = replace(state, own=plus_own.own_posteriors(state, local))
-        if coming is Phase.CLUSTER_FIT:  # what there is now is kept in case clusters turn out not to help
+        if len(state.shared) and state.clusters.count > 1:  # in the end evidence may prefer them to clusters
+            other = replace(state, clusters=ClusterState.none(context.r))
+            state = replace(state, continuum=other, shared=state.shared[:0])
+            state = replace(state, own=plus_own.own_posteriors(state, local))
+            coming = self.phase(context, state)
+        if coming is Phase.CLUSTER_FIT:
             state = replace(state, models=as_models(state.own.modes, local, state.pairs))
-            plain = replace(state, clusters=ClusterState.none(context.r))
-            state = without_pair_effects(replace(state, plain=plain), local)
+            state = without_pair_effects(state, local)
             return replace(state, clusters=begin_clusters(state, local, state.clusters))
-        if coming is Phase.SHARED and done is Phase.HALF_SCORES:
-            plain = replace(state, shared=state.shared[:0])
-            plain = replace(plain, own=plus_own.own_posteriors(plain, local))
-            plain = replace(plain, models=as_models(plain.own.modes, local, state.pairs))
-            state = replace(state, plain=plain)
-        if coming is Phase.SHARED or (state.clusters.fits and coming is Phase.VARIANCES):
-            gain = plus_own.structure_gains(state, context.derived)
+        if done is coming is Phase.VARIANCES and state.continuum is not None:
+            gain = plus_own.cluster_gains(state, state.continuum, context.derived)
             state = replace(state, own=replace(state.own, gain=gain))
         if coming is Phase.OVER:
             if self.keep_own:
@@ -342,8 +343,8 @@ def applied(
         return after_step(state, local, sums)
     if phase is Phase.PAIRS:
         return after_pairs(state, local, sums, rest)
-    if state.plain is not None and sums["gain"][0] < 0:
-        return state.without_structure  # all in all it does not help
+    if state.continuum is not None and sums["gain"][0] < 0:
+        return replace(state.continuum, since=state.exchanges + 1)
     state = after_variances(state, local, sums)
     if phase is Phase.SHARED:
         return after_shared(state, local, sums)
@@ -613,8 +614,8 @@ class Structure:
 
 
 def find_structure(context: Context, state: PlusState, beside: Floats, variance: Floats) -> Structure:
-    """Whether centers differ; if they do, and it pays on held-out rows, clusters, or, where there are none,
-    the deviations that centers share.
+    """Whether centers differ; if they do, and it pays on held-out rows, the clusters that they form, and the
+    deviations that they share unless clusters do better there.
 
     beside: (n, entries) half scores, NaN where a member is left out.  variance: (columns,) between centers.
     """
@@ -647,26 +648,30 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
         return Structure(chance)
     number, count = halves.clusters()
     best = int(np.argmax(continua.mean(axis=1)))
-    if count > 1 and len(who) >= FEWEST_JUDGED:
-        gain = continua[best] - halves.held_out_gains(fold, structure.HalfScores.as_clusters)[0]
-        if structure.standard_errors(gain) > CONTINUUM_Z:
-            count = 1
+    shared = halves.shared_deviations(1 + best)
     if count == 1:
-        return Structure(chance, shared=halves.shared_deviations(1 + best))
+        return Structure(chance, shared=shared)
+    lead = structure.standard_errors(
+        continua[best] - halves.held_out_gains(fold, structure.HalfScores.as_clusters)[0]
+    )
+    if lead > GATE_Z and len(who) >= FEWEST_JUDGED:
+        return Structure(chance, shared=shared)
+    if lead < 0:
+        shared = shared[:0]
     name = np.zeros(context.n)
     name[who] = number
     form = (Field("single", 2),)
     own = {i: NumberList.of(np.array([each, float(count)]), form) for i, each in enumerate(name)}
-    return Structure(chance, own)
+    return Structure(chance, own, shared)
 
 
 def take_proposal(context: Context, state: PlusState, shared: Floats, broadcast: Broadcast) -> PlusState:
-    """The state with the cluster of every center here, or with shared deviations, if there are any."""
+    """The state with shared deviations and with the cluster of every center here, if there are any."""
     if len(shared):
         local = local_of(context, state)
         ways = np.zeros((len(shared) // len(local.sought), local.q))
         ways[:, local.sought] = shared.reshape(len(ways), -1) / state.scale[local.sought]
-        return replace(state, shared=ways)
+        state = replace(state, shared=ways, since=state.exchanges + 1)
     own = [broadcast.only(int(member)) for member in context.local_index]
     if any(len(values) != 2 for values in own):
         return state

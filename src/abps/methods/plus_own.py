@@ -1,7 +1,7 @@
 """What a member of abps-plus makes of the common model on its own rows, and how it accounts for it.
 
 A center's model is the mode of its own posterior. Here are also the questions that a center answers by the
-evidence of its rows: whether clusters help, whether it rests; and what the audit trail says at the end.
+evidence of its rows: clusters or a continuum, whether it rests; and what the audit trail says at the end.
 """
 
 from dataclasses import replace
@@ -36,8 +36,8 @@ FEW_ROWS, FEW_EVENTS, MUCH_OF_ALL, FAR_OUT, MOST_WARNINGS = 10, 5, 0.4, 7.0, 5
 #: Patients for whom the chance is computed that collaboration lowers a hospital's loss.
 NEXT_PATIENTS = 100.0
 
-#: The most nats by which one center speaks for or against clusters: that it had no part in its prior holds to
-#: first order only, which is far off where it is much of a small cluster.
+#: The most nats by which one center speaks for clusters or for a continuum: that it had no part in its prior
+#: holds to first order only, which is far off where it is much of a small cluster.
 MOST_GAIN = 10.0
 
 #: By how much the log-evidence of a center's own rows must speak for its own model before it keeps that,
@@ -129,11 +129,11 @@ def without_own(state: PlusState, local: LocalRows) -> Floats:
     return means
 
 
-def structure_gains(state: PlusState, base: LocalRows) -> Floats:
-    """(r,) by how much the evidence of every center's rows speaks for clusters, or for shared deviations;
-    base: rows without pairs."""
+def cluster_gains(state: PlusState, continuum: PlusState, base: LocalRows) -> Floats:
+    """(r,) by how much the evidence of every center's rows speaks for clusters against a continuum; base:
+    rows without pairs."""
     found = []
-    for each in (state, state.without_structure):
+    for each in (state, continuum):
         local = base.with_pairs(each.pairs)
         means = without_own(each, local)
         # What every center's score moves; its own part in shared deviations is that times its position.

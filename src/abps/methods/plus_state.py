@@ -117,7 +117,7 @@ class OwnSums:
     """What the posteriors of r centers add to the sums of an exchange about variances.
 
     modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).  gain: (r,) by how much
-    the evidence of a center's rows speaks for structure.
+    the evidence of a center's rows speaks for clusters against a continuum.
     share: (r,) of its model that a center's own rows decide.
     place, place_dof: (r, k) positions along shared deviations, and their degrees of freedom.
     """
@@ -184,9 +184,11 @@ class PlusState(Models):
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
     information: of all rows about an intercept.  pairs: pairs of columns that are terms of the model.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
-    shared: (k, q) deviations that centers share, each to its own degree: a continuum instead of clusters.
+    shared: (k, q) deviations that centers share, each to its own degree: a continuum instead of clusters;
+    since: the exchange before the first that is about them.
     resting: (r,) which centers keep a model of their own rows alone.  excluded: (n,) whose uploads were left
-    out of all first sums.  plain: what there was before structure, in case it turns out not to help.
+    out of all first sums.  continuum: with shared deviations instead of the clusters
+    that are being fitted; the evidence may prefer it.
     over: nothing is left to exchange.
     chance: the p-value of the test whether centers differ; -1: there was none.
     hope: the chance that collaboration lowers a center's loss, on average; -1: not all centers are here. For
@@ -202,7 +204,8 @@ class PlusState(Models):
     shared: Floats
     resting: NDArray[np.bool_]
     excluded: NDArray[np.bool_]
-    plain: PlusState | None = None
+    since: int = 0
+    continuum: PlusState | None = None
     exchanges: int = 0
     dispersion: float = 1.0
     rows: float = 0.0
@@ -210,12 +213,6 @@ class PlusState(Models):
     over: bool = False
     chance: float = -1.0
     hope: float = -1.0
-
-    @property
-    def without_structure(self) -> PlusState:
-        """What there was before clusters or shared deviations."""
-        assert self.plain is not None
-        return replace(self.plain, exchanges=self.exchanges)
 
 
 def column_groups(columns: tuple[str, ...], terms: int) -> NDArray[np.int64]:
