@@ -1,6 +1,6 @@
 """Golden runs: what the package computes, frozen, so that code can move without results moving with it.
 
-``python tests/golden/runs.py`` computes all of them and writes ``golden.json`` anew, and says which entries
+``OPENBLAS_CORETYPE=Haswell python tests/golden/runs.py`` computes all of them and writes ``golden.json`` anew, and says which entries
 changed. Do that only when a result is meant to change, and say in the commit which one and why.
 
 Everything goes through the public interface, but for the sites (``_job``). Where the package renames a
