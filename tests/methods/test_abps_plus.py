@@ -111,7 +111,7 @@ def test_a_continuum_is_found_and_used_where_centers_differ_by_degrees():
     run = abps.simulate(federation, "abps-plus", seed=3)
     without = abps.simulate(federation, "abps-plus", seed=3, settings={"structure": "no"})
     assert run.rounds == 9
-    assert "structure is used" in set(run.decisions["reason"])
+    assert "a continuum is used" in set(run.decisions["reason"])
     assert run.auroc.mean > without.auroc.mean + 0.02
     lied_to = abps.simulate(federation, "abps-plus", seed=3, attack="scale:share=0.2")
     assert lied_to.auroc.mean > without.auroc.mean

@@ -183,6 +183,12 @@ def run_table(result: Run) -> Table:
         ("egress cost", f"${result.cost_usd:.4f}"),
         ("partners per center and round", f"{result.partners_mean:.2f}"),
     ]
+    said = result.partners
+    if said.structure:
+        p = f"p = {said.differences:.2f}"
+        rows.append(("do hospitals differ?", f"{p}; {', '.join(said.structure)}"))
+    if math.isfinite(said.expected_better):
+        rows.append(("expected to gain by it", f"{said.expected_better:.0%} of hospitals"))
     if result.rest.share:
         why = ("no_candidates", "all_full", "declined", "budget")
         causes = ", ".join(f"{100 * getattr(result.rest, w):.1f} {w.replace('_', ' ')}" for w in why)

@@ -19,6 +19,7 @@ from abps.core.errors import RequestError
 from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical
+from abps.engine.partners import partners_of
 from abps.engine.result import Run, RunArtifacts, accuracy, named, scored_on, scores_of
 from abps.engine.simulate import Progress, shared_rows, simulate
 from abps.evaluate.calibration import Recalibration
@@ -83,6 +84,7 @@ def cross_validate(
         **{name: _mean([getattr(run, name) for run in runs]) for name in averaged},
         seconds=round(time.perf_counter() - began, 3),
         clinical=Clinical() if seen is None else clinical(federation.centers, seen, parts),
+        partners=partners_of(decisions),
         artifacts=replace(artifacts, decisions=decisions, probabilities=seen),
     )
 

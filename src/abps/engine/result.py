@@ -28,6 +28,7 @@ from abps.core.ledger import Traffic
 from abps.data.federation import About
 from abps.data.prepare import Prepared, Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical, row_probabilities
+from abps.engine.partners import Partners
 from abps.evaluate.calibration import expit
 from abps.evaluate.performance import FEWEST_EVENTS
 from abps.files import check_writable, folder, write_json, write_with
@@ -155,7 +156,8 @@ class Run:
     attack: members that attacked, as they were asked for; nothing where none did.
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
     them (and the user's own), ``auroc`` is of classes only (macro), and ``history`` is of the main score.
-    clinical: what clinicians ask of a binary outcome.  artifacts: tables and models.
+    clinical: what clinicians ask of a binary outcome.  partners: whom models rest on, of methods that say so.
+    artifacts: tables and models.
     """
 
     method: str
@@ -180,6 +182,7 @@ class Run:
     score: Score | None = None
     measures: dict[str, Accuracy] = field(default_factory=dict)
     clinical: Clinical = field(default_factory=Clinical)
+    partners: Partners = field(default_factory=Partners)
     artifacts: RunArtifacts = field(default_factory=RunArtifacts)
 
     @property
@@ -254,8 +257,9 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """The content of ``result.json``; what only other outcomes have is not in that of a binary one."""
         names = [name for name in _WRITTEN if self.score is not None or name not in _OF_OTHERS]
-        if not self.clinical.per_center:
-            names.remove("clinical")
+        for name in ("clinical", "partners"):
+            if not getattr(self, name).per_center:
+                names.remove(name)
         if self.measures and "measures" not in names:
             names.append("measures")
         # JSON has no NaN: msgspec writes an undefined number as null.

@@ -19,6 +19,7 @@ from abps.data.federation import Federation, groups_of
 from abps.data.prepare import Prepared, prepare
 from abps.data.split import assign_folds, fold_split
 from abps.engine import checkpoint as checkpoints
+from abps.engine.partners import partners_of
 from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.track import RoundReport, Track, row_scores
@@ -233,7 +234,7 @@ def _result(request: _Request, state: RunState, final: Any, track: Track) -> Run
     config, context, data = request.config, state.context, state.context.data
     logits = config.logits(context, final, data.test)
     judged = config.logits(context, final, data.validation) if data.outcome.binary else None
-    attackers = state.attackers
+    attackers, decisions = state.attackers, track.decisions()
     fields, seen = evaluated(
         data,
         logits,
@@ -258,8 +259,9 @@ def _result(request: _Request, state: RunState, final: Any, track: Track) -> Run
         rest=track.rest_shares(),
         history=track.history(state.ledger.rounds),
         seconds=0.0,
+        partners=partners_of(decisions),
         artifacts=RunArtifacts(
-            decisions=track.decisions(),
+            decisions=decisions,
             scores=row_scores(data.test, logits),
             centers=track.center_history(),
             models=getattr(final, "models", None),

@@ -676,7 +676,8 @@ def take_proposal(context: Context, state: PlusState, shared: Floats, broadcast:
     if any(len(values) != 2 for values in own):
         return state
     number, count = np.array(own).reshape(-1, 2).astype(np.int64).T
-    return replace(state, clusters=ClusterState(int(count.max(initial=1)), number))
+    clusters = ClusterState(int(count.max(initial=1)), number, np.ones(len(number)))
+    return replace(state, clusters=clusters)
 
 
 def without_pair_effects(state: PlusState, local: LocalRows) -> PlusState:
@@ -789,13 +790,19 @@ def most_said_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
 
 
 def choose_clusters(state: PlusState, local: LocalRows, means: Floats) -> PlusState:
-    """Every center moves to the cluster under which the evidence of its rows is largest.
+    """Every center moves to the cluster under which the evidence of its rows is largest. What it added itself
+    to the mean of its own cluster does not count.
 
     means: (clusters, q) deviations of the clusters' means from the common model.
     """
-    number = state.clusters.number.copy()
-    for i in range(local.rows.n):
-        posteriors = [plus_own.own_posterior(state, local, i, state.fit.point + mean) for mean in means]
-        number[i] = np.argmax([each.evidence for each in posteriors])
-    clusters = ClusterState(len(means), number)
+    clusters, number = state.clusters, state.clusters.number.copy()
+    belongs = np.ones(len(number))
+    outside = plus_own.without_own(state, local, cluster_sums(state, local)["score"])
+    for i, name in enumerate(clusters.number.tolist()):
+        priors = state.fit.point + means
+        priors[np.argmin(((means - clusters.by_name[name].point) ** 2).sum(axis=1))] = outside[i]
+        evidence = np.array([plus_own.own_posterior(state, local, i, prior).evidence for prior in priors])
+        number[i] = np.argmax(evidence)
+        belongs[i] = 1.0 / np.exp(evidence - evidence.max()).sum()
+    clusters = ClusterState(len(means), number, belongs)
     return replace(state, clusters=begin_clusters(state, local, clusters, means))

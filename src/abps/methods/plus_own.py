@@ -114,8 +114,9 @@ def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
     )
 
 
-def without_own(state: PlusState, local: LocalRows) -> Floats:
-    """(r, q) the mean of every center's prior if it had not taken part, to first order.
+def without_own(state: PlusState, local: LocalRows, score: Floats) -> Floats:
+    """(r, q) the mean of every center's prior if it had not taken part, to first order; score: (r, q) what it
+    added to the sum of scores.
 
     At the optimum the scores of all centers and the penalty add up to zero; taking one score away moves it.
     """
@@ -123,7 +124,7 @@ def without_own(state: PlusState, local: LocalRows) -> Floats:
     part = local.rows.sizes / max(state.rows, 1.0)
     for name, fit in (state.clusters.by_name or {0: state.fit}).items():
         mine = np.flatnonzero((state.clusters.number == name) | (fit is state.fit))
-        step = np.linalg.solve(fit.curvature + np.diag(fit.penalty), state.own.score[mine].T).T
+        step = np.linalg.solve(fit.curvature + np.diag(fit.penalty), score[mine].T).T
         share = np.minimum(part[mine] * state.fit.centers / max(fit.centers, 1), 0.8)
         means[mine] -= step / (1.0 - share)[:, None]
     return means
@@ -135,7 +136,7 @@ def cluster_gains(state: PlusState, continuum: PlusState, base: LocalRows) -> Fl
     found = []
     for each in (state, continuum):
         local = base.with_pairs(each.pairs)
-        means = without_own(each, local)
+        means = without_own(each, local, each.own.score)
         # What every center's score moves; its own part in shared deviations is that times its position.
         step = np.linalg.solve(each.fit.curvature + np.diag(each.fit.penalty), each.own.score.T).T
         evidence = []
@@ -153,7 +154,7 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     regression on its rows alone. A center that differs in its level of risk only gets a free intercept.
     """
     rows, shape = local.rows, local.rows.shape
-    means, outside = prior_means(state, local), without_own(state, local)
+    means, outside = prior_means(state, local), without_own(state, local, state.own.score)
     group = local.group.reshape(shape)
     common = CommonModel(state.fit.point.reshape(shape), np.zeros(shape), state.dispersion)
     modes, resting = state.own.modes.copy(), np.zeros(rows.n, dtype=bool)
@@ -223,43 +224,48 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
 
     The mode of a center's posterior is a weighted mean of what its own rows say and of its prior mean. A
     prior mean is one of the cluster's rows and of the common model, which is a mean over all. ``weight``: the
-    share of a center's own rows (peer itself), of every peer in its cluster, of all centers (peer nobody).
+    share of a center's own rows (peer itself), of every peer in its cluster, of all centers (peer nobody);
+    ``posterior_mean``: of a cluster's peers, the probability that the center belongs to it.
     """
     clusters, members, local = state.clusters, context.local_index, local_of(context, state)
     sizes = np.asarray(context.sizes(), dtype=np.float64)
-    used = "structure is used" if clusters.fits or len(state.shared) else "no structure is used"
+    kind = "clusters are" if clusters.fits else "a continuum is" if len(state.shared) else "no structure is"
     peers = {name: members[clusters.number == name] for name in clusters.by_name}
     peers = {name: who[np.argsort(-sizes[who], kind="stable")] for name, who in peers.items()}
     part = {name: _own_share(fit, local) for name, fit in clusters.by_name.items()}
-    rows: list[tuple[int, int, str, float, str]] = []
-    for member, name, own, rests in zip(
-        members.tolist(), clusters.number.tolist(), state.own.share.tolist(), state.resting, strict=True
-    ):
+    rows: list[tuple[int, int, str, float, str, float]] = []
+
+    def add(
+        center: int, peer: int, decision: str, score: float, reason: str, belongs: float = np.nan
+    ) -> None:
+        rows.append((center, peer, decision, score, reason, belongs))
+
+    for i, member in enumerate(members.tolist()):
+        name, own = int(clusters.number[i]), float(state.own.share[i])
         if state.chance >= 0:
-            rows.append((member, -1, "differences", state.chance, used))
-        if rests:
-            rows.append((member, -1, "rested", 1.0, "the evidence of its rows speaks for its own model"))
+            add(member, -1, "differences", state.chance, f"{kind} used")
+        if state.resting[i]:
+            add(member, -1, "rested", 1.0, "the evidence of its rows speaks for its own model")
             continue
-        rows.append((member, member, "weight", own, "own rows"))
+        add(member, member, "weight", own, "own rows")
         left = 1.0 - own
         if clusters.fits:
-            others = peers[name][peers[name] != member]
+            others, belongs = peers[name][peers[name] != member], float(clusters.belongs[i])
             share = left * part[name] * sizes[others] / max(sizes[others].sum(), 1.0)
-            named = zip(others[:MOST_NAMED].tolist(), share[:MOST_NAMED].tolist(), strict=True)
-            rows += [(member, peer, "weight", each, "cluster peer") for peer, each in named]
+            for peer, each in zip(others[:MOST_NAMED].tolist(), share[:MOST_NAMED].tolist(), strict=True):
+                add(member, peer, "weight", each, "cluster peer", belongs)
             if len(others) > MOST_NAMED:
-                rows.append((member, -1, "weight", float(share[MOST_NAMED:].sum()), "further cluster peers"))
+                add(member, -1, "weight", float(share[MOST_NAMED:].sum()), "further cluster peers", belongs)
             left *= 1.0 - part[name]
-        rows.append((member, -1, "weight", left, "all centers"))
-    rows += [(member, -1, "warning", np.nan, said) for member, said in data_warnings(context)]
+        add(member, -1, "weight", left, "all centers")
+    for member, said in data_warnings(context):
+        add(member, -1, "warning", np.nan, said)
     if state.hope >= 0:
-        rows.append(
-            (-1, -1, "collaboration", state.hope, "chance that it lowers a hospital's loss, on average")
-        )
-    center, peer, decision, score, reason = (np.array(column) for column in zip(*rows, strict=True))
+        add(-1, -1, "collaboration", state.hope, "chance that it lowers a hospital's loss, on average")
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    center, peer, decision, score, reason, certainty = columns
     nothing = np.full(len(rows), np.nan)
-    words = decision.astype(object), reason.astype(object)
-    return Decisions(center, peer, words[0], score, nothing, nothing, words[1])
+    return Decisions(center, peer, decision.astype(object), score, certainty, nothing, reason.astype(object))
 
 
 def _own_share(fit: FitState, local: LocalRows) -> float:

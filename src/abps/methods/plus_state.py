@@ -158,11 +158,13 @@ class ClusterState:
     """What centers know of the clusters of a federation.
 
     count: how many there are; 1: none were found.  number: (r,) the cluster of every center here.
+    belongs: (r,) the probability that a center belongs to its cluster, once it has chosen.
     fits: of the clusters that have a center here, by their names.
     """
 
     count: int
     number: Ints
+    belongs: Floats
     fits: tuple[FitState, ...] = ()
 
     @property
@@ -173,7 +175,7 @@ class ClusterState:
     @staticmethod
     def none(r: int) -> ClusterState:
         """Nothing is known."""
-        return ClusterState(1, np.zeros(r, dtype=np.int64))
+        return ClusterState(1, np.zeros(r, dtype=np.int64), np.ones(r))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,15 @@
 """The answer in words, for page and terminal; what the page says besides stands in its template."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
+from abps.evaluate.performance import share
 from abps.evaluate.verdicts import HospitalVerdict, LossAgreement, Verdict
-from abps.report.analysis import REFERENCE_ONLY, SIMPLE, Comparison, MethodLine, Part
+from abps.report.analysis import REFERENCE_ONLY, SIMPLE, Comparison, MethodLine, Part, mean_of
 from abps.report.hospitals import HospitalStory, two_digits
 from abps.report.study_tables import gain_words
 from abps.report.tables import NOTHING, number, signed, volume
@@ -227,6 +231,22 @@ def _partners(hospitals: Sequence[HospitalStory]) -> Partnership:
     common = [h.common for h in grouped if h.common == h.common]
     peers = sorted(len(h.partners) + h.more for h in grouped)[len(grouped) // 2]
     return Partnership(len(grouped), peers, sum(common) / len(common) if common else None)
+
+
+def expectation(part: Part) -> str:
+    """What the page's method expected of collaboration, beside what held-out rows say."""
+    lead, alone = part.lead, part.find(part.alone)
+    said = mean_of(() if lead is None else (run.partners.expected_better for run in lead.runs))
+    if lead is None or alone is None or not math.isfinite(said):
+        return ""
+    saved = alone.loss - lead.loss
+    known = saved[np.isfinite(saved)]
+    happened = share(int((known > 0).sum()), len(known))
+    return (
+        f"{lead.label} expected {said:.0%} of hospitals to have a smaller log-loss on 100 further patients "
+        f"than with a model of their own rows; here {happened.value:.0%} of {len(known)} have a smaller one "
+        f"than with {alone.label} ({happened.low:.0%} to {happened.high:.0%})."
+    )
 
 
 def bytes_of(line: MethodLine) -> str:

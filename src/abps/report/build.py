@@ -11,7 +11,7 @@ from abps.engine.result import Run
 from abps.evaluate.verdicts import MARGIN, HospitalVerdict
 from abps.report import study_tables, tables
 from abps.report.analysis import Part, analyse
-from abps.report.answer import PLAIN_NAMES, FirstScreen, bytes_of, first_screen
+from abps.report.answer import PLAIN_NAMES, FirstScreen, bytes_of, expectation, first_screen
 from abps.report.clinical_part import ClinicalPart, clinical_part, within
 from abps.report.document import render
 from abps.report.figures import Drawing, draw_all
@@ -36,6 +36,7 @@ class Section:
     drawings: tuple[Drawing, ...]
     clinical: ClinicalPart
     privacy: PrivacyPart
+    expectation: str
 
     @property
     def losing(self) -> int:
@@ -103,6 +104,7 @@ def section_of(part: Part, privacy: PrivacyPart) -> Section:
         tuple(drawings),
         clinical,
         privacy,
+        expectation(part),
     )
 
 
