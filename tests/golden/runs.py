@@ -1,7 +1,8 @@
 """Golden runs: what the package computes, frozen, so that code can move without results moving with it.
 
-``OPENBLAS_CORETYPE=Haswell python tests/golden/runs.py`` computes all of them and writes ``golden.json`` anew, and says which entries
-changed. Do that only when a result is meant to change, and say in the commit which one and why.
+``OPENBLAS_CORETYPE=Haswell python tests/golden/runs.py`` computes all of them and writes ``golden.json``
+anew, and says which entries changed. Do that only when a result is meant to change, and say in the commit
+which one and why.
 
 Everything goes through the public interface, but for the sites (``_job``). Where the package renames a
 column, a decision, a reason or a field, say so in the tables below: the stored values stay as they are.
