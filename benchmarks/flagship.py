@@ -7,8 +7,14 @@
 Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all scored
 rows, all bytes in units of FedAvg's. Real federations are cross-fitted in five folds, so that every patient
 is scored by models that have not seen them; a world has one split. A method may have settings after a colon;
-``without`` switches a part of abps-plus off that has no setting. The last lines and the table on the terminal
-have means over seeds (or worlds).
+``without`` switches a part of abps-plus off that has no setting. With ``--keep`` lines that the CSV has of
+other methods stay.
+
+The last lines have means over seeds (or worlds), and by how much the last method leads each of the others,
+with a 95 % interval: on a real federation over its patients (the report's own procedure), for worlds over
+worlds of one kind, whose spread is taken to be the same for all kinds. ``expected_better`` is the share of
+hospitals that the last method expects to have a smaller loss than alone, ``better`` the share of those that
+have one (all of them from held-out rows).
 """
 
 from __future__ import annotations
@@ -25,10 +31,14 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from scipy.stats import t as student
 from sklearn.linear_model import LogisticRegression
 
 import abps
-from abps.engine.crossvalidation import cross_validate
+from abps.engine.crossvalidation import FOLDS, cross_validate
+from abps.engine.result import RunArtifacts
+from abps.evaluate.inference import average_gain, fold_inflation
+from abps.evaluate.measured import measured as measures_of
 from abps.lab.icu_synthetic import UNIT_RISK_SPREAD, IcuSynthetic, draw_with_risk, population_of
 from abps.lab.suite import make_federation, suite
 from abps.methods import abps_plus, plus_filter, plus_own
@@ -94,6 +104,11 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
 }
 
 MEASURES = ("auroc", "log_loss", "slope", "all_vs_fedavg", "exchanges")
+LEAD = ("lead", "lead_low", "lead_high", "expected_better", "better")
+
+#: Results by federation and method, then by seed; and the runs themselves.
+Lines = dict[tuple[str, str], dict[str, tuple[float, ...]]]
+Runs = dict[tuple[str, str], list[abps.Run]]
 
 
 def federations(args: argparse.Namespace) -> Iterator[tuple[str, abps.Federation, int]]:
@@ -141,8 +156,11 @@ def without(part: str | None) -> AbstractContextManager[Any]:
     return patch.object(*PARTS[part]) if part else nullcontext()
 
 
-def measured(federation: abps.Federation, method: str, seed: int, folds: bool) -> tuple[float, ...]:
-    """One run; method: a name, perhaps with settings after a colon. folds: whether it is cross-fitted."""
+def measured(
+    federation: abps.Federation, method: str, seed: int, folds: bool
+) -> tuple[tuple[float, ...], abps.Run]:
+    """The measures of one run, and the run; method: a name, perhaps with settings after a colon.  folds:
+    whether it is cross-fitted."""
     name, _, words = method.partition(":")
     settings = dict(word.split("=") for word in words.split("+")) if words else {}
     model = None if name in ("abps-plus", "local-best", "pooled-best") else "gam"
@@ -154,7 +172,55 @@ def measured(federation: abps.Federation, method: str, seed: int, folds: bool) -
     z = np.log(p / (1 - p))
     slope = LogisticRegression(C=np.inf).fit(z[:, None], y).coef_[0, 0]
     loss = -np.mean(np.where(y == 1, np.log(p), np.log(1 - p)))
-    return run.auroc.mean, float(loss), float(slope), run.bytes.all_vs_fedavg, run.rounds
+    line = run.auroc.mean, float(loss), float(slope), run.bytes.all_vs_fedavg, float(run.rounds)
+    return line, run
+
+
+def over_patients(runs: Runs, last: str) -> dict[tuple[str, str], list[float]]:
+    """By how much the method ``last`` leads every other one on a real federation, with intervals; how many
+    hospitals were expected to gain by it, and how many did."""
+    found = {}
+    for (name, method), own in runs.items():
+        if method == last or (name, last) not in runs:
+            continue
+        with_it = runs[name, last]
+        frames = {"last": [run.row_scores for run in with_it], "other": [run.row_scores for run in own]}
+        both = measures_of(frames, own[0].data.centers)  # type: ignore[arg-type]
+        gain = average_gain(both.cells("last", "other"), fold_inflation(FOLDS))
+        saved = both.mean_loss("other") - both.mean_loss("last")
+        found[name, method] = [gain.estimate, *gain.interval()]
+        if method == "local-best":
+            expected = np.mean([run.partners.expected_better for run in with_it])
+            found[name, method] += [float(expected), float((saved > 0).mean())]
+    return found
+
+
+def over_worlds(lines: Lines, last: str) -> dict[tuple[str, str], list[float]]:
+    """The same for worlds."""
+    leads = {
+        key: np.array([lines[key[0], last][seed][0] - line[0] for seed, line in own.items()])
+        for key, own in lines.items()
+        if key[1] != last and own.keys() == lines.get((key[0], last), {}).keys()
+    }
+    found = {}
+    for (name, method), own in leads.items():
+        alike = [each for (_, other), each in leads.items() if other == method]
+        freedom = sum(len(each) - 1 for each in alike)
+        spread = np.sqrt(sum(((each - each.mean()) ** 2).sum() for each in alike) / max(freedom, 1))
+        half = student.ppf(0.975, freedom) * spread / np.sqrt(len(own)) if freedom else np.inf
+        found[name, method] = [own.mean(), own.mean() - half, own.mean() + half]
+    return found
+
+
+def kept_lines(file: Path, methods: list[str]) -> Lines:
+    """What a CSV has of methods that are not run again."""
+    found: Lines = defaultdict(dict)
+    with file.open(newline="", encoding="utf-8") as text:
+        for row in csv.DictReader(text):
+            if row["seed"] != "mean" and row["method"] not in methods:
+                values = tuple(float(row[name]) for name in MEASURES)
+                found[row["federation"], row["method"]][row["seed"]] = values
+    return found
 
 
 def main() -> None:
@@ -168,26 +234,45 @@ def main() -> None:
     parser.add_argument("--seeds", default="11,22", help="repeats of a real federation, each five folds")
     parser.add_argument("--methods", default="local-best,pooled-best,glm-exact,fedavg,abps-plus")
     parser.add_argument("--only", default="", help="federations by name, with commas")
+    parser.add_argument("--keep", action="store_true", help="keep the CSV's lines of other methods")
     parser.add_argument("--out", type=Path, default=Path("flagship.csv"))
     args = parser.parse_args()
     methods = args.methods.split(",")
-    found: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
-    with args.out.open("w", newline="", encoding="utf-8") as file:
+    lines: Lines = kept_lines(args.out, methods) if args.keep else defaultdict(dict)
+    runs: Runs = defaultdict(list)
+    for name, federation, seed in federations(args):
+        real = name in (*TABLES, *COHORTS)
+        for method in methods:
+            line, run = measured(federation, method, seed, real)
+            lines[name, method][str(seed)] = line
+            if real:
+                runs[name, method].append(replace(run, artifacts=RunArtifacts(scores=run.row_scores)))
+            print(f"{name} {seed} {method}: {line[0]:.4f}", file=sys.stderr)
+    found = over_patients(runs, methods[-1]) or over_worlds(lines, methods[-1])
+    write(args.out, lines, found)
+    print_table(lines, list(dict.fromkeys(method for _, method in lines)))
+
+
+def write(out: Path, lines: Lines, leads: dict[tuple[str, str], list[float]]) -> None:
+    """The CSV."""
+    with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("federation", "seed", "method", *MEASURES))
-        for name, federation, seed in federations(args):
-            for method in methods:
-                line = measured(federation, method, seed, name in (*TABLES, *COHORTS))
-                found[name, method].append(line)
-                writer.writerow((name, seed, method, *(f"{value:.5g}" for value in line)))
-                file.flush()
-                print(f"{name} {seed} {method}: {line[0]:.4f}", file=sys.stderr)
-        for (name, method), lines in found.items():
-            writer.writerow((name, "mean", method, *(f"{value:.5g}" for value in np.mean(lines, axis=0))))
+        writer.writerow(("federation", "seed", "method", *MEASURES, *LEAD))
+        for (name, method), own in lines.items():
+            for seed, line in own.items():
+                writer.writerow((name, seed, method, *(f"{v:.5g}" for v in line), *[""] * len(LEAD)))
+        for (name, method), own in lines.items():
+            mean, lead = np.mean(list(own.values()), axis=0), leads.get((name, method), [])
+            numbers = [*(f"{v:.5g}" for v in mean), *(f"{v:.4f}" for v in lead)]
+            writer.writerow((name, "mean", method, *numbers, *[""] * (len(LEAD) - len(lead))))
+
+
+def print_table(lines: Lines, methods: list[str]) -> None:
+    """Means over seeds: AUROC, log-loss and slope; all bytes of the last method."""
     print("| federation | " + " | ".join(methods) + " | bytes of the last |")
     print("|---" * (len(methods) + 2) + "|")
-    for name in dict.fromkeys(key for key, _ in found):
-        means = [np.mean(found[name, method], axis=0) for method in methods]
+    for name in dict.fromkeys(key for key, _ in lines):
+        means = [np.mean(list(lines[name, method].values()), axis=0) for method in methods]
         cells = (f"{each[0]:.3f} {each[1]:.3f} {each[2]:.2f}" for each in means)
         print(f"| {name} | " + " | ".join(cells) + f" | {means[-1][3]:.4f}× |")
 

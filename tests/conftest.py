@@ -12,7 +12,7 @@ from typing import Any
 # matrices threads only wait for each other, by spinning. The libraries read this once, when they are loaded.
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-# One kernel on every processor: another one sums in another order, and 90 rounds of a network make a thousandth
+# One kernel on every processor: another one sums in another order, and rounds of training make a thousandth
 # of that. Golden runs are frozen with this one; processors without it ignore it.
 os.environ.setdefault("OPENBLAS_CORETYPE", "Haswell")
 

@@ -1,6 +1,8 @@
 """abps-plus in the simulator."""
 
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -293,3 +295,32 @@ def test_a_bad_center_harms_nobody_and_is_named(fault):
     said = [*warned["reason"], *(each.reason for each in with_it.data.left_out if each.center == "bad")]
     assert any(FAULTS[fault] in each for each in said) or not FAULTS[fault]
     assert without.decisions.filter(pl.col("decision") == "warning").is_empty()
+
+
+def test_a_mean_without_ones_own_rows_is_that_of_the_others():
+    """Least squares of centers with one design: what is left when one of them is taken away is exact."""
+    rng = np.random.default_rng(2)
+    x, outcomes = rng.standard_normal((30, 3)), rng.standard_normal((5, 30))
+    each = np.linalg.lstsq(x, outcomes.T, rcond=None)[0].T
+    mean, score = each.mean(axis=0), (outcomes - x @ each.mean(axis=0)) @ x
+    nothing = SimpleNamespace(by_name={}, number=np.zeros(5, dtype=int))
+    fit = SimpleNamespace(point=mean, curvature=5 * x.T @ x, penalty=np.zeros(3), centers=5)
+    state = SimpleNamespace(fit=fit, clusters=nothing, rows=150.0)
+    local = SimpleNamespace(rows=SimpleNamespace(n=5, sizes=np.full(5, 30)))
+    found = plus_own.without_own(state, local, score)
+    others = (5 * mean - each) / 4
+    assert found == pytest.approx(others, abs=1e-12)
+
+
+def test_members_are_as_certain_of_their_cluster_as_they_may_be(severe):
+    """Of what peers are said to be in one's cluster, about so much is of one's own kind."""
+    run = abps.simulate(severe, "abps-plus", seed=3)
+    kind = {name: name.split("/")[0] for name in severe.centers}
+    said, right = [], []
+    for name, share in run.partners.per_center.items():
+        if share.peers:
+            most = Counter(kind[peer] for peer in share.peers).most_common(1)[0][0]
+            said.append(share.certainty)
+            right.append(kind[name] == most)
+    assert len(said) > 30 and all(0 < each <= 1 for each in said)
+    assert np.mean(said) == pytest.approx(np.mean(right), abs=0.1)

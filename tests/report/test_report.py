@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
 from abps.data.federation import About
+from abps.engine.partners import Partners
 from abps.report import figures, study_tables, tables
 from abps.report.analysis import analyse
-from abps.report.answer import first_screen
+from abps.report.answer import expectation, first_screen
 from abps.report.build import page as page_of
 from abps.report.build import parts_of, section_of
 from abps.report.hospitals import hospitals_of
@@ -115,6 +116,18 @@ def test_the_first_screen_answers():
     assert equal.title.startswith("It makes no difference that matters")
     alone = screen_of(part_of({"local-best": two["local-best"]}))
     assert alone.title == "No method in this study exchanged anything."
+
+
+def test_what_was_expected_of_collaboration_stands_beside_what_happened():
+    """Held-out losses say for how many hospitals the page's method is better than alone."""
+    part = part_of({"local": (0.62, 0.0, 0.0, None), "abps": (0.75, 1.5, 0.0, 3)})
+    assert expectation(part) == ""  # it expected nothing
+    lead = part.find("abps")
+    runs = tuple(replace(run, partners=Partners(expected_better=0.9)) for run in lead.runs)
+    better = int((part.find("local").loss > lead.loss).sum())
+    said = expectation(replace(part, lines=(part.find("local"), replace(lead, runs=runs))))
+    assert "abps expected 90% of hospitals" in said
+    assert f"here {better / len(CENTERS):.0%} of {len(CENTERS)} have" in said
 
 
 def test_cells_of_a_spreadsheet_and_of_markdown_are_text():

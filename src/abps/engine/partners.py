@@ -54,22 +54,15 @@ def partners_of(decisions: pl.DataFrame | None) -> Partners:
     tested = rows("differences").group_by("fold").first()
     used = tested.group_by("reason").len().sort("reason")
     weights = rows("weight").group_by("center", "peer").agg(pl.col("score").sum() / folds)
-    belongs = dict(
-        rows("weight").filter(pl.col("posterior_mean").is_not_null()).group_by("center").agg(
-            pl.col("posterior_mean").mean()
-        ).iter_rows()
-    )  # fmt: skip
+    weights = weights.sort("center", "score", "peer", descending=[False, True, False])
+    named = rows("weight").filter(pl.col("posterior_mean").is_not_null())
+    belongs = dict(named.group_by("center").agg(pl.col("posterior_mean").mean()).iter_rows())
     rests = dict(rows("rested").group_by("center").agg(pl.len() / folds).iter_rows())
-    found = {}
-    for name in sorted({*weights["center"], *rests}):
-        own = weights.filter(pl.col("center") == name)
+    found = {name: Shares(0.0, 0.0, {}, math.nan, rests[name]) for name in rests}
+    for (name,), own in weights.partition_by("center", as_dict=True, maintain_order=True).items():
         share = dict(own.select("peer", "score").iter_rows())
-        peers = {peer: value for peer, value in share.items() if peer not in (None, name)}
-        found[name] = Shares(
-            share.get(name, 0.0),
-            share.get(None, 0.0),
-            dict(sorted(peers.items(), key=lambda pair: (-pair[1], pair[0]))),
-            belongs.get(name, math.nan),
-            rests.get(name, 0.0),
-        )
-    return Partners(mean(tested), dict(used.iter_rows()), mean(rows("collaboration")), found)
+        mine, everybody = share.pop(name, 0.0), share.pop(None, 0.0)
+        found[name] = Shares(mine, everybody, share, belongs.get(name, math.nan), rests.get(name, 0.0))
+    return Partners(
+        mean(tested), dict(used.iter_rows()), mean(rows("collaboration")), dict(sorted(found.items()))
+    )

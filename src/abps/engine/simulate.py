@@ -124,6 +124,11 @@ def _request(
         if word not in known:
             raise TypeError(f"simulate() has no argument {word!r}{nearest(word, known)}")
     engine = options.get("engine", "simulate")
+    if not isinstance(federation, Federation | Prepared):
+        raise RequestError(
+            f"simulate() got a {type(federation).__name__} as its federation; make one with abps.load(…), "
+            "abps.read_table(…) or abps.federation(…)"
+        )
     if seed < 0:
         raise RequestError(f"seed={seed}: choose a whole number from 0")
     if engine not in ENGINES:
