@@ -272,9 +272,11 @@ def print_table(lines: Lines, methods: list[str]) -> None:
     print("| federation | " + " | ".join(methods) + " | bytes of the last |")
     print("|---" * (len(methods) + 2) + "|")
     for name in dict.fromkeys(key for key, _ in lines):
-        means = [np.mean(list(lines[name, method].values()), axis=0) for method in methods]
-        cells = (f"{each[0]:.3f} {each[1]:.3f} {each[2]:.2f}" for each in means)
-        print(f"| {name} | " + " | ".join(cells) + f" | {means[-1][3]:.4f}× |")
+        found = [list(lines[name, method].values()) if (name, method) in lines else [] for method in methods]
+        means = [np.mean(each, axis=0) if each else None for each in found]
+        cells = ("–" if each is None else f"{each[0]:.3f} {each[1]:.3f} {each[2]:.2f}" for each in means)
+        bytes_of_last = "–" if means[-1] is None else f"{means[-1][3]:.4f}×"
+        print(f"| {name} | " + " | ".join(cells) + f" | {bytes_of_last} |")
 
 
 if __name__ == "__main__":
