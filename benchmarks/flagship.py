@@ -31,6 +31,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import polars as pl
 from scipy.stats import t as student
 from sklearn.linear_model import LogisticRegression
 
@@ -39,7 +40,12 @@ from abps.engine.crossvalidation import FOLDS, cross_validate
 from abps.engine.result import RunArtifacts
 from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import measured as measures_of
-from abps.lab.icu_synthetic import UNIT_RISK_SPREAD, IcuSynthetic, draw_with_risk, population_of
+from abps.lab.icu_synthetic import (
+    UNIT_RISK_SPREAD,
+    IcuSynthetic,
+    draw_with_risk,
+    population_of,
+)
 from abps.lab.suite import make_federation, suite
 from abps.methods import abps_plus, plus_filter, plus_own
 from abps.methods.settings import configure
@@ -71,6 +77,7 @@ WORLDS = {
     "one odd center": "heterogeneity=4,group_sizes={n1}+1",
     "many small clusters": "heterogeneity=4,groups={tenth}",
     "continuum": "heterogeneity=4",
+    "one sicker center": "",
     "default": "",
 }
 
@@ -131,11 +138,8 @@ def federations(args: argparse.Namespace) -> Iterator[tuple[str, abps.Federation
             n = args.centers
             text = knobs.format(n=n, n1=n - 1, tenth=max(n // 10, 2))
             given = ",".join(filter(None, [text, f"centers={n}", f"seed={world}"]))
-            yield (
-                name,
-                continuum(n, int(world)) if name == "continuum" else abps.load(f"icu-synthetic:{given}"),
-                int(world),
-            )
+            drawn = DRAWN.get(name)
+            yield name, drawn(n, int(world)) if drawn else abps.load(f"icu-synthetic:{given}"), int(world)
 
 
 def continuum(n: int, world: int) -> abps.Federation:
@@ -149,6 +153,25 @@ def continuum(n: int, world: int) -> abps.Federation:
     rows, _ = draw_with_risk(replace(people, own=own), world)
     rows = rows.drop("careunit", "admission_year")
     return abps.federation(rows, label="died", center="center", patient="patient")
+
+
+def sicker(n: int, world: int) -> abps.Federation:
+    """A world in which all centers are alike, but in one of usual size many more patients die."""
+    random = np.random.default_rng(world)
+    sizes = random.lognormal(5.0, 1.0, n).astype(int) + 20
+    center = np.repeat(np.arange(n), sizes)
+    x = random.standard_normal((len(center), 8))
+    odds = x @ random.normal(0.0, 0.6, 8) - 2.5 + 2.5 * (center == np.argsort(sizes)[3 * n // 4])
+    died = random.random(len(odds)) < 1 / (1 + np.exp(-odds))
+    columns = {f"x{k}": each for k, each in enumerate(x.T)} | {
+        "died": died.astype(int),
+        "center": center.astype(str),
+    }
+    return abps.federation(pl.DataFrame(columns), label="died", center="center")
+
+
+#: Worlds that the generator has no knob for.
+DRAWN = {"continuum": continuum, "one sicker center": sicker}
 
 
 def without(part: str | None) -> AbstractContextManager[Any]:

@@ -190,6 +190,25 @@ def test_an_odd_center_rests():
     assert run.auroc.mean > alone.auroc.mean
 
 
+def test_a_center_whose_level_of_risk_alone_differs_does_not_rest(monkeypatch):
+    """It would if its intercept were bound to those of the others: then it would lose what they know."""
+    rng = np.random.default_rng(3)
+    sizes = rng.lognormal(4.7, 0.5, 90).astype(int) + 60
+    center, x = np.repeat(np.arange(90), sizes), rng.standard_normal((sizes.sum(), 4))
+    sicker = np.argsort(sizes)[75]
+    odds = x @ np.array([0.8, 0.6, -0.4, 0.2]) - 2.0 + 4.0 * (center == sicker)
+    died = (rng.random(len(odds)) < 1 / (1 + np.exp(-odds))).astype(int)
+    rows = pl.DataFrame({f"x{k}": each for k, each in enumerate(x.T)} | {"died": died, "center": center})
+    federation = abps.federation(rows, label="died", center="center")
+    run = abps.simulate(federation, "abps-plus", seed=1)
+    monkeypatch.setattr(plus_own, "ALONE_INTERCEPT_VARIANCE", 1e-9)
+    bound = abps.simulate(federation, "abps-plus", seed=1)
+    rested = [
+        each.decisions.filter(pl.col("decision") == "rested")["center"].to_list() for each in (run, bound)
+    ]
+    assert rested == [[], [str(sicker)]]
+
+
 def test_masked_sums_give_the_same_model(small):
     plain = abps.simulate(small, "abps-plus", seed=3, settings={"structure": "no", "robust": "no"})
     masked = abps.simulate(small, "abps-plus", seed=3, settings={"secure": "yes"})
