@@ -7,8 +7,8 @@
 Every line of the CSV is one run: the mean AUROC over centers, log-loss and calibration slope over all scored
 rows, all bytes in units of FedAvg's. Real federations are cross-fitted in five folds, so that every patient
 is scored by models that have not seen them; a world has one split. A method may have settings after a colon;
-``without`` switches a part of abps-plus off that has no setting. With ``--keep`` lines that the CSV has of
-other methods stay.
+``without`` switches a part of abps-plus off that has no setting. With ``--keep`` what the CSV has
+of other methods and federations stays.
 
 The last lines have means over seeds (or worlds), and by how much the last method leads each of the others,
 with a 95 % interval: on a real federation over its patients (the report's own procedure), for worlds over
@@ -235,15 +235,17 @@ def over_worlds(lines: Lines, last: str) -> dict[tuple[str, str], list[float]]:
     return found
 
 
-def kept_lines(file: Path, methods: list[str]) -> Lines:
-    """What a CSV has of methods that are not run again."""
-    found: Lines = defaultdict(dict)
+def kept_lines(file: Path) -> tuple[Lines, dict[tuple[str, str], list[float]]]:
+    """What a CSV has: lines, and leads."""
+    lines, leads = defaultdict[tuple[str, str], dict[str, tuple[float, ...]]](dict), {}
     with file.open(newline="", encoding="utf-8") as text:
         for row in csv.DictReader(text):
-            if row["seed"] != "mean" and row["method"] not in methods:
-                values = tuple(float(row[name]) for name in MEASURES)
-                found[row["federation"], row["method"]][row["seed"]] = values
-    return found
+            key = row["federation"], row["method"]
+            if row["seed"] == "mean":
+                leads[key] = [float(row[name]) for name in LEAD if row[name]]
+            else:
+                lines[key][row["seed"]] = tuple(float(row[name]) for name in MEASURES)
+    return lines, leads
 
 
 def main() -> None:
@@ -257,22 +259,26 @@ def main() -> None:
     parser.add_argument("--seeds", default="11,22", help="repeats of a real federation, each five folds")
     parser.add_argument("--methods", default="local-best,pooled-best,glm-exact,fedavg,abps-plus")
     parser.add_argument("--only", default="", help="federations by name, with commas")
-    parser.add_argument("--keep", action="store_true", help="keep the CSV's lines of other methods")
+    parser.add_argument("--keep", action="store_true", help="keep what the CSV has of other runs")
     parser.add_argument("--out", type=Path, default=Path("flagship.csv"))
     args = parser.parse_args()
     methods = args.methods.split(",")
-    lines: Lines = kept_lines(args.out, methods) if args.keep else defaultdict(dict)
+    lines, leads = kept_lines(args.out) if args.keep else (defaultdict(dict), {})
     runs: Runs = defaultdict(list)
+    again = set[tuple[str, str]]()
     for name, federation, seed in federations(args):
         real = name in (*TABLES, *COHORTS)
         for method in methods:
             line, run = measured(federation, method, seed, real)
+            if (name, method) not in again:
+                again.add((name, method))
+                lines[name, method].clear()
             lines[name, method][str(seed)] = line
             if real:
                 runs[name, method].append(replace(run, artifacts=RunArtifacts(scores=run.row_scores)))
             print(f"{name} {seed} {method}: {line[0]:.4f}", file=sys.stderr)
-    found = over_patients(runs, methods[-1]) or over_worlds(lines, methods[-1])
-    write(args.out, lines, found)
+    leads |= over_patients(runs, methods[-1]) or over_worlds(lines, methods[-1])
+    write(args.out, lines, leads)
     print_table(lines, list(dict.fromkeys(method for _, method in lines)))
 
 
