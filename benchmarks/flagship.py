@@ -98,7 +98,6 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "continuum": (structure.HalfScores, "shared_deviations", lambda halves, count: np.zeros((0, 0))),
     "spare": (abps_plus, "SPARE_CLUSTERS", 0),
     "free-intercept": (plus_own, "ALONE_INTERCEPT_VARIANCE", 1e-9),
-    "evidence": (plus_own, "cluster_gains", lambda state, other, local: np.ones(len(state.models))),
     "possible": (plus_filter, "_possible", lambda parts, reported, *_: np.ones(len(reported), dtype=bool)),
     "exclude": (plus_filter, "EXCLUDE", 1e9),
     "stay-out": (plus_filter, "RETURN", 3.0),

@@ -12,8 +12,7 @@ penalties follow from evidence; nothing is tuned. Exchanges, in the order in whi
    scores, which show whether centers differ in ways that others share;
 4. only then, *clusters*: the common fit again, in every cluster; the means of all clusters, from which every
    center chooses; the fit once more, and variances; or a *continuum*: a few deviations that all share, each
-   to its own degree, with every exchange about variances. Where half scores leave open which of the two,
-   clusters come first, and then the evidence of all centers' rows decides.
+   to its own degree, with every exchange about variances.
 
 All but the half scores and the clusters need sums over centers alone. Which numbers a message has is in
 :mod:`abps.methods.plus_state`, which uploads count in :mod:`abps.methods.plus_filter`. After the last
@@ -88,8 +87,8 @@ FEWEST_CENTERS, FOLDS = 15, 5
 #: clusters on held-out rows must then lie above zero before they are used.
 LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
 
-#: The fewest centers of which a continuum is thought better than clusters without fitting both: clusters that
-#: are learned from the folds of fewer are too poor.
+#: The fewest centers of which a continuum may be thought better than clusters that are there: such as are
+#: learned from the folds of fewer are too poor.
 FEWEST_JUDGED = 60
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
@@ -144,7 +143,7 @@ class ABPSPlus(CoordinatedMethod):
         if t == 0 and self._seeks_structure(context):
             return Phase.HALF_SCORES
         if len(state.shared):
-            return Phase.SHARED if state.exchanges < state.since + SHARED_EXCHANGES else Phase.OVER
+            return Phase.SHARED if t <= SHARED_EXCHANGES else Phase.OVER
         if t < VARIANCE_EXCHANGES:
             return Phase.VARIANCES
         t -= VARIANCE_EXCHANGES - 1
@@ -156,7 +155,7 @@ class ABPSPlus(CoordinatedMethod):
 
     def _seeks_structure(self, context: Context) -> bool:
         """Whether centers send half scores: not if structure could not be fitted within the rounds."""
-        exchanges = 1 + self.steps + VARIANCE_EXCHANGES + CLUSTER_EXCHANGES + SHARED_EXCHANGES
+        exchanges = 1 + self.steps + VARIANCE_EXCHANGES + CLUSTER_EXCHANGES
         enough = context.n >= FEWEST_CENTERS and self.stop.rounds >= exchanges
         return self.structure and context.derived.terms == 1 and enough
 
@@ -275,18 +274,10 @@ class ABPSPlus(CoordinatedMethod):
         if done in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
             state = replace(state, variance=np.where(local.group < 0, state.variance, FIRST_VARIANCE))
         state = replace(state, own=plus_own.own_posteriors(state, local))
-        if len(state.shared) and state.clusters.count > 1:  # in the end evidence may prefer them to clusters
-            other = replace(state, clusters=ClusterState.none(context.r))
-            state = replace(state, continuum=other, shared=state.shared[:0])
-            state = replace(state, own=plus_own.own_posteriors(state, local))
-            coming = self.phase(context, state)
         if coming is Phase.CLUSTER_FIT:
             state = replace(state, models=as_models(state.own.modes, local, state.pairs))
             state = without_pair_effects(state, local)
             return replace(state, clusters=begin_clusters(state, local, state.clusters))
-        if done is coming is Phase.VARIANCES and state.continuum is not None:
-            gain = plus_own.cluster_gains(state, state.continuum, context.derived)
-            state = replace(state, own=replace(state.own, gain=gain))
         if coming is Phase.OVER:
             if self.keep_own:
                 state = plus_own.keep_own(state, local)
@@ -343,8 +334,6 @@ def applied(
         return after_step(state, local, sums)
     if phase is Phase.PAIRS:
         return after_pairs(state, local, sums, rest)
-    if state.continuum is not None and sums["gain"][0] < 0:
-        return replace(state.continuum, since=state.exchanges + 1)
     state = after_variances(state, local, sums)
     if phase is Phase.SHARED:
         return after_shared(state, local, sums)
@@ -614,8 +603,8 @@ class Structure:
 
 
 def find_structure(context: Context, state: PlusState, beside: Floats, variance: Floats) -> Structure:
-    """Whether centers differ; if they do, and it pays on held-out rows, the clusters that they form, and the
-    deviations that they share unless clusters do better there.
+    """Whether centers differ; if they do, and it pays on held-out rows, the clusters that they form, or the
+    deviations that they share where there are none or these do better there.
 
     beside: (n, entries) half scores, NaN where a member is left out.  variance: (columns,) between centers.
     """
@@ -648,21 +637,15 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
         return Structure(chance)
     number, count = halves.clusters()
     best = int(np.argmax(continua.mean(axis=1)))
-    shared = halves.shared_deviations(1 + best)
-    if count == 1:
-        return Structure(chance, shared=shared)
-    lead = structure.standard_errors(
-        continua[best] - halves.held_out_gains(fold, structure.HalfScores.as_clusters)[0]
-    )
-    if lead > GATE_Z and len(who) >= FEWEST_JUDGED:
-        return Structure(chance, shared=shared)
-    if lead < 0:
-        shared = shared[:0]
+    lead = continua[best] - halves.held_out_gains(fold, structure.HalfScores.as_clusters)[0]
+    judged = len(who) >= FEWEST_JUDGED and structure.standard_errors(lead) > GATE_Z
+    if count == 1 or judged:
+        return Structure(chance, shared=halves.shared_deviations(1 + best))
     name = np.zeros(context.n)
     name[who] = number
     form = (Field("single", 2),)
     own = {i: NumberList.of(np.array([each, float(count)]), form) for i, each in enumerate(name)}
-    return Structure(chance, own, shared)
+    return Structure(chance, own)
 
 
 def take_proposal(context: Context, state: PlusState, shared: Floats, broadcast: Broadcast) -> PlusState:
@@ -671,7 +654,7 @@ def take_proposal(context: Context, state: PlusState, shared: Floats, broadcast:
         local = local_of(context, state)
         ways = np.zeros((len(shared) // len(local.sought), local.q))
         ways[:, local.sought] = shared.reshape(len(ways), -1) / state.scale[local.sought]
-        state = replace(state, shared=ways, since=state.exchanges + 1)
+        state = replace(state, shared=ways)
     own = [broadcast.only(int(member)) for member in context.local_index]
     if any(len(values) != 2 for values in own):
         return state

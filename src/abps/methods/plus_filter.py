@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.methods.base import Decisions, Floats, Ints
-from abps.methods.plus_own import MOST_GAIN
 from abps.methods.plus_state import LocalRows, PlusState
 from abps.models.structure import Whitening
 from abps.wire.number_lists import Fields
@@ -133,7 +132,6 @@ def screen(
             values[:, : local.q] = scores
             if "squares" in parts:
                 parts["squares"][:] *= _shortened(parts, accepted)[:, None]
-                parts["gain"][:] = np.clip(parts["gain"], -MOST_GAIN, MOST_GAIN)
             if "pull" in parts:
                 _bound_positions(parts, accepted)
     return Screened(accepted, present & ~accepted, reason, np.where(accepted[:, None], values, 0.0))

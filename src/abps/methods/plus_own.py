@@ -1,7 +1,7 @@
 """What a member of abps-plus makes of the common model on its own rows, and how it accounts for it.
 
-A center's model is the mode of its own posterior. Here are also the questions that a center answers by the
-evidence of its rows: clusters or a continuum, whether it rests; and what the audit trail says at the end.
+A center's model is the mode of its own posterior. Here is also whether the evidence of its rows lets it rest,
+and what the audit trail says at the end.
 """
 
 from dataclasses import replace
@@ -36,10 +36,6 @@ FEW_ROWS, FEW_EVENTS, MUCH_OF_ALL, FAR_OUT, MOST_WARNINGS = 10, 5, 0.4, 7.0, 5
 #: Patients for whom the chance is computed that collaboration lowers a hospital's loss.
 NEXT_PATIENTS = 100.0
 
-#: The most nats by which one center speaks for clusters or for a continuum: that it had no part in its prior
-#: holds to first order only, which is far off where it is much of a small cluster.
-MOST_GAIN = 10.0
-
 #: By how much the log-evidence of a center's own rows must speak for its own model before it keeps that,
 #: beside the logarithm of the number of centers: among many, some do so by chance.
 REST_MARGIN = 3.0
@@ -57,20 +53,12 @@ def prior_means(state: PlusState, local: LocalRows) -> Floats:
     return means
 
 
-def own_posterior(
-    state: PlusState,
-    local: LocalRows,
-    i: int,
-    mean: Floats,
-    free: bool = False,
-    shared: Floats | None = None,
-) -> Posterior:
-    """The posterior of center i here with this prior mean (q,); free: its intercept may lie anywhere.
-    shared: (k, q) instead of the state's."""
+def own_posterior(state: PlusState, local: LocalRows, i: int, mean: Floats, free: bool = False) -> Posterior:
+    """The posterior of center i here with this prior mean (q,); free: its intercept may lie anywhere."""
     rows, variance, shape = local.rows, state.variance.copy(), local.rows.shape
     if free:
         variance[local.constants] = ALONE_INTERCEPT_VARIANCE
-    x, ways = rows.design(i), state.shared if shared is None else shared
+    x, ways = rows.design(i), state.shared
     count = len(ways)
     if count:  # positions are coefficients of further columns, with variance one
         x = np.concatenate([x @ ways.T, x], axis=1)
@@ -128,23 +116,6 @@ def without_own(state: PlusState, local: LocalRows, score: Floats) -> Floats:
         share = np.minimum(part[mine] * state.fit.centers / max(fit.centers, 1), 0.8)
         means[mine] -= step / (1.0 - share)[:, None]
     return means
-
-
-def cluster_gains(state: PlusState, continuum: PlusState, base: LocalRows) -> Floats:
-    """(r,) by how much the evidence of every center's rows speaks for clusters against a continuum; base:
-    rows without pairs."""
-    found = []
-    for each in (state, continuum):
-        local = base.with_pairs(each.pairs)
-        means = without_own(each, local, each.own.score)
-        # What every center's score moves; its own part in shared deviations is that times its position.
-        step = np.linalg.solve(each.fit.curvature + np.diag(each.fit.penalty), each.own.score.T).T
-        evidence = []
-        for i, mean in enumerate(means):
-            shared = each.shared - np.outer(each.own.place[i], step[i])
-            evidence.append(own_posterior(each, local, i, mean, shared=shared).evidence)
-        found.append(evidence)
-    return np.clip(np.array(found[0]) - np.array(found[1]), -MOST_GAIN, MOST_GAIN)
 
 
 def keep_own(state: PlusState, local: LocalRows) -> PlusState:

@@ -116,8 +116,7 @@ class LocalRows:
 class OwnSums:
     """What the posteriors of r centers add to the sums of an exchange about variances.
 
-    modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).  gain: (r,) by how much
-    the evidence of a center's rows speaks for clusters against a continuum.
+    modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).
     share: (r,) of its model that a center's own rows decide.
     place, place_dof: (r, k) positions along shared deviations, and their degrees of freedom.
     """
@@ -128,7 +127,6 @@ class OwnSums:
     dof: Floats
     shift: Floats
     shift_dof: Floats
-    gain: Floats
     share: Floats
     place: Floats
     place_dof: Floats
@@ -138,7 +136,7 @@ class OwnSums:
         """Before there are any."""
         r, modes = local.rows.n, np.zeros((local.rows.n, local.q))
         groups, terms, none = np.zeros((r, local.groups)), np.zeros((r, local.terms)), np.zeros((r, 0))
-        return OwnSums(modes, modes, groups, groups, terms, terms, np.zeros(r), np.zeros(r), none, none)
+        return OwnSums(modes, modes, groups, groups, terms, terms, np.zeros(r), none, none)
 
     @property
     def pull(self) -> Floats:
@@ -147,7 +145,7 @@ class OwnSums:
 
     def values(self, scale: Floats) -> dict[str, Floats]:
         """The fields of a message about variances; scale: (q,) by which scores are written."""
-        names = ("squares", "dof", "shift", "shift_dof", "gain", "place_dof")
+        names = ("squares", "dof", "shift", "shift_dof", "place_dof")
         squares = {"shift_squares": self.shift**2, "place_squares": self.place**2}
         named = {name: getattr(self, name) for name in names}
         return {"score": self.score / scale, "pull": self.pull / scale} | squares | named
@@ -186,12 +184,9 @@ class PlusState(Models):
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
     information: of all rows about an intercept.  pairs: pairs of columns that are terms of the model.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
-    shared: (k, q) deviations that centers share, each to its own degree: a continuum instead of clusters;
-    since: the exchange before the first that is about them.
+    shared: (k, q) deviations that centers share, each to its own degree: a continuum instead of clusters.
     resting: (r,) which centers keep a model of their own rows alone.  excluded: (n,) whose uploads were left
-    out of all first sums.  continuum: with shared deviations instead of the clusters
-    that are being fitted; the evidence may prefer it.
-    over: nothing is left to exchange.
+    out of all first sums.  over: nothing is left to exchange.
     chance: the p-value of the test whether centers differ; -1: there was none.
     hope: the chance that collaboration lowers a center's loss, on average; -1: not all centers are here. For
     single centers it says no more than its average.
@@ -206,8 +201,6 @@ class PlusState(Models):
     shared: Floats
     resting: NDArray[np.bool_]
     excluded: NDArray[np.bool_]
-    since: int = 0
-    continuum: PlusState | None = None
     exchanges: int = 0
     dispersion: float = 1.0
     rows: float = 0.0
@@ -299,7 +292,6 @@ def message(phase: Phase, local: LocalRows, shared: int = 0) -> Fields:
         score
         | {"squares": Field("half", groups), "dof": Field("half", groups)}
         | {name: Field("single", terms) for name in ("shift", "shift_squares", "shift_dof")}
-        | {"gain": ONE}
         | ({name: Field("half", shared) for name in ("place_squares", "place_dof")} if shared else {})
         | ({"pull": Field("small", q, shared)} if shared else {})
     )
