@@ -1,7 +1,7 @@
 """Members that attack: what the honest centers of abps-plus lose.
 
-    python benchmarks/attacks.py --data FOLDER --only GUSTO,NASS,dialysis --out tables.csv
-    python benchmarks/attacks.py --worlds 9401,9402 --only severe,continuum --out worlds.csv
+    python benchmarks/attacks.py --data FOLDER --only GUSTO,NASS,dialysis --out attacks.csv
+    python benchmarks/attacks.py --worlds 9401,9402 --only severe,continuum --add --out attacks.csv
 
 A fifth of the centers attacks, in every repeat or world another one. Real federations are cross-fitted in
 five folds, worlds have one split. Every line of the CSV is one federation and attack: the mean AUROC of the
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--attacks", default=",".join((*NAMES, *(f"late:{name}" for name in LATE))))
     parser.add_argument("--settings", default="robust=yes", help="e.g. robust=yes,robust=no,without=squares")
+    parser.add_argument("--add", action="store_true", help="add to what the CSV has")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     attacks = args.attacks.split(",")
@@ -95,9 +96,10 @@ def main() -> None:
                 found = [honest_mean(parts, seed, words, attack, args.share) for attack in ("", *attacks)]
             means[name, setting].append(found)
             print(name, seed, setting, *(f"{each - found[0]:.3f}" for each in found), file=sys.stderr)
-    with args.out.open("w", newline="", encoding="utf-8") as file:
+    with args.out.open("a" if args.add else "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("federation", "settings", "attack", "honest", "gain", "standard_error"))
+        if not args.add:
+            writer.writerow(("federation", "settings", "attack", "honest", "gain", "standard_error"))
         for (name, setting), lines in means.items():
             table = np.array(lines)
             gain = table - table[:, :1]

@@ -171,6 +171,7 @@ def test_poisoned_rows_do_not_loosen_the_others_models(forty):
     excluded = run.decisions.filter(pl.col("decision") == "excluded")
     last = excluded.filter(pl.col("round") == run.rounds)
     assert last.height == 8 and set(last["reason"]) == {"left out before"}
+    assert 0.5 < run.partners.expected_better < 1.0  # of all centers, also where some are left out
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "scale", "nan", "label-flip"])

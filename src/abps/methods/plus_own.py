@@ -145,7 +145,7 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
             modes[i], resting[i] = by_itself.model.ravel(), True
         else:
             modes[i] = own_posterior(state, local, i, means[i], free=True).model.ravel()
-    hope = float(np.mean(hopes)) if len(hopes) == state.fit.centers else -1.0
+    hope = float(np.mean(hopes)) if len(hopes) == len(state.excluded) else -1.0
     return replace(state, own=replace(state.own, modes=modes), resting=resting, hope=hope)
 
 
