@@ -89,10 +89,11 @@ def main() -> None:
     for name, federation, seed in federations(args):
         for setting in args.settings.split(","):
             words = dict([setting.split("=")])
+            part = words.pop("without", None)
             parts: list[abps.Federation | Prepared] = [federation]
             if name not in WORLDS:
                 parts = list(shared_rows(federation, seed, configure("abps-plus", words), FOLDS))
-            with without(words.pop("without", None)):
+            with without(part):
                 found = [honest_mean(parts, seed, words, attack, args.share) for attack in ("", *attacks)]
             means[name, setting].append(found)
             print(name, seed, setting, *(f"{each - found[0]:.3f}" for each in found), file=sys.stderr)

@@ -124,7 +124,7 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
             for part in hierarchical.FRACTIONS
         ]
         assert losses[0] == pytest.approx(sums["loss"][0])
-        fit = hierarchical.quasi_newton_step(fit, sums["score"][0].ravel(), np.array(losses))
+        fit = hierarchical.quasi_newton_step(fit, sums["score"][0].ravel(), np.array(losses), 400.0)
     ridge = float(fit.penalty[0])
     oracle = linear_model.LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(rows.x, rows.y)
     assert fit.point[:5] == pytest.approx(oracle.coef_[0], abs=5e-3)

@@ -238,7 +238,7 @@ class ABPSPlus(CoordinatedMethod):
             found = find_structure(context, state, beside, variance[local.sought])
             more, further, own = np.append(found.chance, found.shared), (ONE, *found.form), found.own
         elif cluster is not None:
-            own = cluster_totals(reported, fields, cluster, screened)
+            own = cluster_totals(fields, cluster, screened)
             numbers, form = np.array([float(screened.accepted.sum())]), (ONE,)
         left_out = np.zeros(0)
         if robust and t <= FIRST_EXCHANGES:  # the second says who stays out
@@ -424,6 +424,7 @@ def after_start(
         middle=np.where(owner, sums["middle"] / np.repeat(weight, local.rows.shape[1]), 0.0),
         certainty=np.clip(1.0 - sums["doubt"] / n / state.fit.intercept_variance, 0.01, 0.999),
         centers=int(n),
+        rows=float(sums["rows"][0]),
     )
     working = np.full(local.terms, WORKING_INTERCEPT_VARIANCE)
     fit = hierarchical.with_intercept_variance(fit, working)
@@ -452,7 +453,8 @@ def _exact_score(local: LocalRows, score: Floats) -> Floats:
 def sums_along(
     rows: CenterRows, fit: FitState, centre: Floats, variance: Floats, dispersion: float
 ) -> dict[str, Floats]:
-    """(n, q) scores and (n,) raw losses at a fit's point, and (n, fractions) losses after parts of its step.
+    """(n, q) scores and (n,) raw losses at a fit's point, (n, fractions) losses after parts of its step, and
+    (n,) rows.
 
     centre, variance: (q,) what points are deviations from, and of intercepts.
     """
@@ -464,13 +466,14 @@ def sums_along(
     sums = hierarchical.common_sums(rows, common(1.0))
     parts = [hierarchical.common_losses(rows, common(part)) for part in hierarchical.FRACTIONS[1:]]
     losses = np.stack([sums["loss"], *parts], axis=1)
-    return {"score": sums["score"].reshape(rows.n, -1), "losses": losses, "raw": sums["raw"]}
+    score, sizes = sums["score"].reshape(rows.n, -1), rows.sizes.astype(np.float64)
+    return {"score": score, "losses": losses, "raw": sums["raw"], "rows": sizes}
 
 
 def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
     """One quasi-Newton step; after the first one, the dispersion of the loss."""
     score = _exact_score(local, sums["score"] * state.scale)
-    fit = hierarchical.quasi_newton_step(state.fit, score, sums["losses"])
+    fit = hierarchical.quasi_newton_step(state.fit, score, sums["losses"], float(sums["rows"][0]))
     factor = local.rows.family.dispersion_factor
     if not factor or state.exchanges != 1:
         return replace(state, fit=fit)
@@ -731,15 +734,13 @@ def said_clusters(said: Floats, count: int) -> Ints:
     return np.rint(np.where(there, said, -1.0)).astype(np.int64)
 
 
-def cluster_totals(sizes: Floats, fields: Fields, number: Ints, screened: Screened) -> dict[int, NumberList]:
-    """The sums of every cluster, its share of all rows and its centers, for its members; number: (n,) their
-    clusters."""
-    accepted = screened.accepted & (number >= 0)
-    whole, messages = max(float(sizes[accepted].sum()), 1.0), dict[int, NumberList]()
+def cluster_totals(fields: Fields, number: Ints, screened: Screened) -> dict[int, NumberList]:
+    """The sums of every cluster and its centers, for its members; number: (n,) their clusters."""
+    accepted, messages = screened.accepted & (number >= 0), dict[int, NumberList]()
     for name in np.unique(number).tolist():
         some = (number == name) & accepted
-        received = [screened.values[some].sum(axis=0), [sizes[some].sum() / whole, float(some.sum())]]
-        sums = NumberList.of(np.concatenate(received), (*fields.form, Field("single", 2)))
+        numbers = np.append(screened.values[some].sum(axis=0), float(some.sum()))
+        sums = NumberList.of(numbers, (*fields.form, ONE))
         messages |= dict.fromkeys(np.flatnonzero(number == name).tolist(), sums)
     return messages
 
@@ -752,13 +753,14 @@ def step_clusters(context: Context, state: PlusState, fields: Fields, broadcast:
         received = Counter(broadcast.only(member).tobytes() for member in mine)
         # In a simulation attackers here may have got other sums.
         values = np.frombuffer(received.most_common(1)[0][0])
-        if len(values) != fields.length + 2:
+        if len(values) != fields.length + 1:
             raise ValueError("a broadcast without the sums of this center's cluster")
-        sums, (share, centers) = fields.unpack(values), values[fields.length :]
+        sums = fields.unpack(values)
+        rows = float(sums["rows"][0])
         if fit.centers == 0:
-            curvature = state.fit.curvature * max(float(share), 1e-6)
-            fit = replace(fit, curvature=curvature, centers=int(centers))
-        fits.append(hierarchical.quasi_newton_step(fit, sums["score"] * state.scale, sums["losses"]))
+            share = np.clip(rows / max(state.rows, 1.0), 1e-6, 1.0)
+            fit = replace(fit, curvature=state.fit.curvature * share, centers=int(values[-1]))
+        fits.append(hierarchical.quasi_newton_step(fit, sums["score"] * state.scale, sums["losses"], rows))
     return replace(state, clusters=replace(clusters, fits=tuple(fits)))
 
 

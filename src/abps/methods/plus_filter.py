@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from abps.methods.base import Decisions, Floats, Ints
 from abps.methods.plus_state import LocalRows, PlusState
-from abps.models.structure import Whitening
 from abps.wire.number_lists import Fields
 
 #: Distances from the middle of all scores, in medians: beyond the first a score is shortened, beyond the
@@ -30,6 +29,9 @@ SHORTEN, EXCLUDE, RETURN = 1.8, 3.0, 1.5
 #: clusters.
 FARTHEST_NUMBER, FARTHEST_SUM, MOST_AIMED, COMMON_COLUMN = 2.0, 3.0, 1, 0.5
 SIGNS = np.array([-1.0, 1.0])[:, None, None]
+
+#: In so many directions what members push together is cut.
+MOST_DIRECTIONS = 10
 
 #: In the second exchange a member is left out for good whose rows say the opposite of what most say: along
 #: the common model at least this share of the usual, and so many standard deviations from it.
@@ -53,6 +55,9 @@ FARTHEST_PLACE = 3.0
 #: Members that a coordinator needs to compare before it judges distances.
 FEWEST = 6
 
+
+#: Curvature of the penalised loss that there is in every direction, in units of scores.
+LEAST_CURVATURE = 1e-6
 
 #: Why such a member is left out.
 AGAINST = "its rows say the opposite of the others'"
@@ -186,8 +191,9 @@ def _possible(
         ratio = rows / np.maximum(reported, 1.0)
         usual = np.median(ratio[finite]) if finite.any() else 1.0
         near = (ratio <= ROWS_FACTOR * usual) & (ratio >= usual / ROWS_FACTOR)
-        fine &= (parts["members"][:, 0] == 1) & (near | (np.abs(rows - reported * usual) <= 10))
-        fine &= (parts["middle"][:, local.constants] >= 0).all(axis=1)
+        fine &= near | (np.abs(rows - reported * usual) <= 10)
+    if "members" in parts:
+        fine &= (parts["members"][:, 0] == 1) & (parts["middle"][:, local.constants] >= 0).all(axis=1)
     return fine
 
 
@@ -205,10 +211,15 @@ def _bounded(
     scores, share = parts["score"], np.maximum(reported, 1.0) / reported[accepted].sum()
     if "diagonal" in parts:
         size = np.sqrt(np.maximum(parts["diagonal"][accepted].sum(axis=0), 1e-9))
-        white = scores / size
+        out, back = np.diag(1.0 / size), np.diag(size)
     else:
         size = np.ones(scores.shape[1])
-        white = scores @ Whitening.of(state.fit.curvature / np.outer(state.scale, state.scale)).out
+        # How far a score moves the model is what counts, also where all rows together say little.
+        system = state.fit.curvature + np.diag(state.fit.penalty)
+        value, vector = np.linalg.eigh(system / np.outer(state.scale, state.scale))
+        root = np.sqrt(np.maximum(value, LEAST_CURVATURE))
+        out, back = vector / root, (vector * root).T
+    white = scores @ out
     together = list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]()
     for name in (0,) if cluster is None else np.unique(cluster).tolist():
         mine = np.ones(len(share), dtype=bool) if cluster is None else cluster == name
@@ -228,6 +239,8 @@ def _bounded(
     gap *= np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
     for mine, others in together:
         _cut_aimed(gap, scores, share, size, mine, others)
+        if "diagonal" not in parts:
+            gap[mine] -= _beyond(gap @ out, share, mine, others)[mine] @ back
     return far, middle + gap
 
 
@@ -249,6 +262,24 @@ def _cut_aimed(
     if 0 < (common & pushed).sum() <= MOST_AIMED >= pushed.sum():
         at = np.ix_(mine, common & pushed)
         gap[at] = np.clip(gap, *(FARTHEST_NUMBER * spread * unit * SIGNS))[at]
+
+
+def _beyond(white: Floats, share: Floats, mine: NDArray[np.bool_], others: NDArray[np.bool_]) -> Floats:
+    """(n, m) what gaps have too much of along directions in which some members push together.
+
+    white: (n, m) gaps from the middle in coordinates in which those of others have the identity times their
+    share as covariance. Members that push together are told by the direction in which gaps lie farthest.
+    """
+    unit = white / np.sqrt(share)[:, None]
+    some = unit[mine & others]
+    ways = np.linalg.svd(some, full_matrices=False)[2][:MOST_DIRECTIONS]
+    along = unit @ ways.T
+    along -= _weighted_median(along[others], share[others])
+    spread = FARTHEST_NUMBER * 1.4826 * np.median(np.abs(along[others]), axis=0)
+    most, sure = np.sqrt(share)[:, None], np.maximum(spread, FARTHEST_NUMBER)
+    beyond = (most * (along - np.clip(along, -sure, sure)))[mine & others].sum(axis=0)
+    pushed = np.abs(beyond) > FARTHEST_SUM * np.sqrt(share[mine].sum())
+    return np.asarray((most * (along - np.clip(along, -spread, spread)) * pushed) @ ways)
 
 
 def _against(

@@ -285,7 +285,7 @@ def message(phase: Phase, local: LocalRows, shared: int = 0) -> Fields:
         curvature = {"diagonal": Field("half", q), "middle": Field("small", q)}
         return Fields(score | curvature | intercepts | {"rows": ONE, "members": ONE})
     if phase in (Phase.COMMON_FIT, Phase.PAIRS, Phase.CLUSTER_FIT):
-        return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": ONE})
+        return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": ONE, "rows": ONE})
     if phase is Phase.CLUSTER_MEANS:
         return Fields({})
     return Fields(

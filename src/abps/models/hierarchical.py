@@ -342,7 +342,7 @@ class FitState:
     penalty: (q,) ridge.  group: (q,) columns that share a penalty; -1: the constants, which have none.
     middle: (terms, q) mean input of each term, weighted by information.
     intercept_variance: (terms,).  certainty: (terms,) mean share of an intercept that the rows decide.
-    centers: how many add to the sums.
+    centers: how many add to the sums.  rows: of those who added to the last ones.
     base: point, score and summed loss from which the step to ``point`` was taken; none: there was no step.
     """
 
@@ -355,6 +355,7 @@ class FitState:
     certainty: Floats
     centers: int
     base: tuple[Floats, Floats, float] | None = None
+    rows: float = 0.0
 
     def part_of_step(self, fraction: float) -> Floats:
         """(q,) the point after a part of the step from the base."""
@@ -399,15 +400,20 @@ def evidence_penalties(
     return penalty, np.asarray(np.linalg.solve(curvature + np.diag(penalty), target))
 
 
-def quasi_newton_step(fit: FitState, score: Floats, losses: Floats) -> FitState:
+#: By how much, relatively, the rows behind two sums may differ if they are the same: masks round.
+SAME_ROWS = 1e-6
+
+
+def quasi_newton_step(fit: FitState, score: Floats, losses: Floats, rows: float) -> FitState:
     """The fit after one more exchange: curvature, penalties and the point to ask about next.
 
     score: (q,) summed at the point.  losses: (fractions,) summed after the parts :data:`FRACTIONS` of the
     step. The next step starts where the penalised loss is smallest; there the score is interpolated between
-    both ends, which is exact for a quadratic loss.
+    both ends, which is exact for a quadratic loss. Sums over other centers' rows than before cannot be held
+    against those: if the number of rows changed, the step starts at the point.
     """
     curvature, chosen = fit.curvature, (fit.point, score, float(losses[0]))
-    if fit.base is not None:
+    if fit.base is not None and np.isclose(rows, fit.rows, rtol=SAME_ROWS, atol=0.0):
         start, old, before = fit.base
         curvature = bfgs(curvature, fit.point - start, old - score)
         fractions = (*FRACTIONS, 0.0)
@@ -418,7 +424,7 @@ def quasi_newton_step(fit: FitState, score: Floats, losses: Floats) -> FitState:
         chosen = (points[k], (1.0 - fractions[k]) * old + fractions[k] * score, every[k])
     target = curvature @ chosen[0] + chosen[1]
     penalty, aim = evidence_penalties(curvature, target, fit.penalty, fit.group)
-    return replace(fit, point=aim, curvature=curvature, penalty=penalty, base=chosen)
+    return replace(fit, point=aim, curvature=curvature, penalty=penalty, base=chosen, rows=rows)
 
 
 def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
