@@ -33,7 +33,15 @@ from abps.core.matching import Rest
 from abps.methods import plus_own
 from abps.methods.base import Context, Decisions, Floats, Ints, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
-from abps.methods.plus_filter import AGAINST, FIRST_EXCHANGES, Screened, bounded_pairs, screen
+from abps.methods.plus_filter import (
+    AGAINST,
+    FIRST_EXCHANGES,
+    Screened,
+    bounded_halves,
+    bounded_information,
+    bounded_pairs,
+    screen,
+)
 from abps.methods.plus_state import (
     FIRST_INTERCEPT_VARIANCE,
     FIRST_VARIANCE,
@@ -89,7 +97,7 @@ LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
 
 #: The fewest centers of which a continuum may be thought better than clusters that are there: such as are
 #: learned from the folds of fewer are too poor.
-FEWEST_JUDGED = 60
+FEWEST_JUDGED = 50
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
 #: of clusters that members may choose from.
@@ -612,22 +620,20 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
     beside: (n, entries) half scores, NaN where a member is left out.  variance: (columns,) between centers.
     """
     local = local_of(context, state)
-    parts, columns = beside_sums(Phase.HALF_SCORES, local).unpack(beside), len(local.sought)
+    parts = beside_sums(Phase.HALF_SCORES, local).unpack(beside)
     who = np.flatnonzero(np.isfinite(beside).all(axis=1) & (parts["information"][:, 0] > 0))
     if len(who) < FEWEST_CENTERS:
         return Structure(1.0)
-    information = parts["information"][who, 0]
-    share, both = information / information.sum(), parts["halves"][who]
-    # What all have in common is no difference between them: the common fit is not at its end yet.
-    first, second = (
-        half - share[:, None] * half.sum(axis=0) for half in (both[:, :columns], both[:, columns:])
-    )
+    reported = np.asarray(context.sizes(), dtype=np.float64)[who]
+    information = bounded_information(parts["information"][who, 0], reported)
     # In units of the scores' size coefficients are larger by the same factor.
     scale, every = state.scale[local.sought], np.ix_(local.sought, local.sought)
     unit = state.fit.curvature[every] / np.outer(scale, scale) / information.sum()
-    halves = structure.HalfScores.of(
-        first, second, information, structure.Whitening.of(unit), variance * scale**2
-    )
+    whitening = structure.Whitening.of(unit)
+    both = bounded_halves(parts["halves"][who].reshape(len(who), 2, -1), information, whitening)
+    # What all have in common is no difference between them: the common fit is not at its end yet.
+    both = both - (information / information.sum())[:, None, None] * both.sum(axis=0)
+    halves = structure.HalfScores.of(both[:, 0], both[:, 1], information, whitening, variance * scale**2)
     draw = [streams.uniforms(context.seed, "sketch", 10 + k, context.ids[who]) for k in range(SIGNS)]
     chance = halves.difference_test(np.where(np.stack(draw) < 0.5, -1.0, 1.0))
     if chance > LEVEL:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from abps.methods.base import Decisions, Floats, Ints
 from abps.methods.plus_state import LocalRows, PlusState
+from abps.models.structure import Whitening
 from abps.wire.number_lists import Fields
 
 #: Distances from the middle of all scores, in medians: beyond the first a score is shortened, beyond the
@@ -30,8 +31,8 @@ SHORTEN, EXCLUDE, RETURN = 1.8, 3.0, 1.5
 FARTHEST_NUMBER, FARTHEST_SUM, MOST_AIMED, COMMON_COLUMN = 2.0, 3.0, 1, 0.5
 SIGNS = np.array([-1.0, 1.0])[:, None, None]
 
-#: In so many directions what members push together is cut.
-MOST_DIRECTIONS = 10
+#: The same along any direction, of the few in which scores lie farthest apart.
+FARTHEST_PUSH, MOST_DIRECTIONS = 4.0, 10
 
 #: In the second exchange a member is left out for good whose rows say the opposite of what most say: along
 #: the common model at least this share of the usual, and so many standard deviations from it.
@@ -45,6 +46,10 @@ LONGEST_SQUARES = 4.0
 
 #: Rows may differ by this factor from what a member reported, in medians of all.
 ROWS_FACTOR = 1.6
+
+#: The longest half score, in lengths that are expected; information per row may differ by a factor from the
+#: median of all.
+LONGEST_HALF, INFORMATION_FACTOR = 1.5, 2.5
 
 #: The most standard errors that one member's score of a pair of columns may count for.
 LONGEST_PAIR = 5.0
@@ -170,6 +175,26 @@ def bounded_pairs(parts: Floats) -> tuple[Floats, Floats]:
     return score.sum(axis=0), information.sum(axis=0)
 
 
+def bounded_information(information: Floats, reported: Floats) -> Floats:
+    """(n,) information of no more and no less per reported row than a few times the usual."""
+    ratio = information / np.maximum(reported, 1.0)
+    usual = float(np.median(ratio))
+    return np.clip(ratio, usual / INFORMATION_FACTOR, usual * INFORMATION_FACTOR) * np.maximum(reported, 1.0)
+
+
+def bounded_halves(halves: Floats, information: Floats, whitening: Whitening) -> Floats:
+    """(n, 2, columns) half scores none of which is much longer than its information and the usual deviation
+    explain; zero where the two say opposite things, as halves of the same rows do not: their product has a
+    mean that is not negative."""
+    white = halves @ whitening.out / np.sqrt(information / 2)[:, None, None]
+    squares, free = (white**2).sum(axis=2).max(axis=1), white.shape[2]
+    opposite = (white[:, 0] * white[:, 1]).sum(axis=1) < -FARTHEST_AGAINST * np.sqrt(free)
+    deviation = max(float(np.median((squares - free) / information)), 0.0)
+    most = LONGEST_HALF * np.sqrt(free + deviation * information)
+    factor = np.where(opposite, 0.0, np.minimum(1.0, most / np.sqrt(np.maximum(squares, 1e-9))))
+    return halves * factor[:, None, None]
+
+
 def _possible(
     parts: dict[str, Floats],
     reported: Floats,
@@ -278,7 +303,7 @@ def _beyond(white: Floats, share: Floats, mine: NDArray[np.bool_], others: NDArr
     spread = FARTHEST_NUMBER * 1.4826 * np.median(np.abs(along[others]), axis=0)
     most, sure = np.sqrt(share)[:, None], np.maximum(spread, FARTHEST_NUMBER)
     beyond = (most * (along - np.clip(along, -sure, sure)))[mine & others].sum(axis=0)
-    pushed = np.abs(beyond) > FARTHEST_SUM * np.sqrt(share[mine].sum())
+    pushed = np.abs(beyond) > FARTHEST_PUSH * np.sqrt(share[mine].sum())
     return np.asarray((most * (along - np.clip(along, -spread, spread)) * pushed) @ ways)
 
 
