@@ -8,7 +8,7 @@ five folds, worlds have one split. Every line of the CSV is one federation and a
 honest centers, by how much it lies above that of the same centers without attackers, and the standard error
 of that difference over repeats or worlds. Who sends no numbers (``nan``) is as good as absent: that line
 shows what the others lose for want of the attackers' patients. ``late:`` is an attack that begins when
-structure is fitted.
+structure is fitted, ``made:`` one in which all attackers make up one kind of sum and say the truth otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ import argparse
 import csv
 import sys
 from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from flagship import WORLDS, federations, without
@@ -30,6 +34,7 @@ from abps.data.prepare import Prepared
 from abps.engine.crossvalidation import FOLDS
 from abps.engine.simulate import shared_rows
 from abps.lab.attacks import NAMES, attackers_of
+from abps.methods import abps_plus
 from abps.methods.settings import configure
 
 #: The exchange in which structure begins to be fitted.
@@ -42,6 +47,45 @@ FEWEST_PAIRS = 20
 LATE = ("sign-flip", "scale", "random", "coefficient", "free-rider", "copy")
 
 
+def together(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same noise for all attackers, of the size of their values."""
+    noise = np.random.default_rng(0).standard_normal(values.shape[1:])
+    return np.asarray(np.abs(values).mean() * np.broadcast_to(noise, values.shape))
+
+
+def opposite(halves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Second half scores that contradict the first."""
+    first = halves.reshape(len(halves), 2, -1)[:, :1]
+    return np.concatenate([first, -first], axis=1).reshape(halves.shape)
+
+
+#: Sums that attackers may make up, and how.
+MADE: dict[str, tuple[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
+    "made:scores": ("score", together),
+    "made:squares": ("squares", lambda values: 1e4 * values),
+    "made:pairs": ("pair_scores", lambda values: 30 * values),
+    "made:halves": ("halves", together),
+    "made:opposite": ("halves", opposite),
+    "made:information": ("information", lambda values: 1e4 * values),
+    "made:pull": ("pull", lambda values: 1e4 * values),
+}
+
+
+def making_up(attack: str, attackers: NDArray[np.bool_]) -> Any:
+    """abps-plus with members that make up one kind of sum."""
+    field, made = MADE[attack]
+    honest = abps_plus.upload_values
+
+    def upload_values(*args: Any) -> dict[str, NDArray[np.float64]]:
+        values = dict(honest(*args))
+        if field in values:
+            values[field] = np.array(values[field], dtype=np.float64)
+            values[field][attackers] = made(values[field][attackers])
+        return values
+
+    return patch.object(abps_plus, "upload_values", upload_values)
+
+
 def honest_mean(
     parts: list[abps.Federation | Prepared], seed: int, settings: dict[str, str], attack: str, share: float
 ) -> float:
@@ -49,10 +93,12 @@ def honest_mean(
     names = parts[0].centers
     attackers = attackers_of(f"nan:share={share}", seed, center_ids(names)).who
     late, kind = attack.startswith("late:"), attack.removeprefix("late:")
-    how = f"{kind}:share={share},start={STRUCTURE if late else 1}" if attack else None
+    made = making_up(attack, attackers) if attack in MADE else nullcontext()
+    how = f"{kind}:share={share},start={STRUCTURE if late else 1}" if attack and attack not in MADE else None
     counts = np.zeros((len(names), 2))
     for part in parts:
-        run = abps.simulate(part, configure("abps-plus", settings), seed, attack=how)
+        with made:
+            run = abps.simulate(part, configure("abps-plus", settings), seed, attack=how)
         rows = run.predictions().select("center", "y", "probability")
         for (name,), each in rows.partition_by("center", as_dict=True).items():
             counts[names.index(name)] += right_pairs(
@@ -79,7 +125,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="11", help="repeats of a real federation, each five folds")
     parser.add_argument("--only", default="", help="federations by name, with commas")
     parser.add_argument("--share", type=float, default=0.2)
-    parser.add_argument("--attacks", default=",".join((*NAMES, *(f"late:{name}" for name in LATE))))
+    parser.add_argument("--attacks", default=",".join((*NAMES, *(f"late:{name}" for name in LATE), *MADE)))
     parser.add_argument("--settings", default="robust=yes", help="e.g. robust=yes,robust=no,without=squares")
     parser.add_argument("--add", action="store_true", help="add to what the CSV has")
     parser.add_argument("--out", type=Path, required=True)

@@ -264,7 +264,7 @@ def _bounded(
     gap *= np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
     for mine, others in together:
         _cut_aimed(gap, scores, share, size, mine, others)
-        if "diagonal" not in parts:
+        if cluster is None and "diagonal" not in parts:
             gap[mine] -= _beyond(gap @ out, share, mine, others)[mine] @ back
     return far, middle + gap
 
