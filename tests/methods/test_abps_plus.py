@@ -14,12 +14,13 @@ from abps.data.prepare import prepare
 from abps.data.table import load
 from abps.lab.attacks import attackers_of
 from abps.lab.icu_synthetic import IcuSynthetic, draw_with_risk, population_of
-from abps.methods import plus_filter, plus_own
+from abps.methods import abps_plus, plus_filter, plus_own
 from abps.methods.plus_state import as_models, column_groups, local_rows
 from abps.methods.settings import configure
 from abps.models.hierarchical import CommonModel, alone
 from abps.models.learners import learner_for
 from abps.models.metrics import labels_of, log_loss
+from abps.models.structure import Whitening
 from abps.models.training import Training
 
 
@@ -182,6 +183,63 @@ def test_attackers_cost_honest_centers_little(forty, attack):
     if attack != "label-flip":
         excluded = run.decisions.filter(pl.col("decision") == "excluded")
         assert len(excluded) > 0
+
+
+def _together(values):
+    """The same noise for all attackers, of the size of their values."""
+    noise = np.random.default_rng(0).standard_normal(values.shape[1:])
+    return np.abs(values).mean() * np.broadcast_to(noise, values.shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "bound"),
+    [
+        ("score", _together, "FARTHEST_PUSH"),
+        ("squares", lambda values: 1e4 * values, "LONGEST_SQUARES"),
+        ("pair_scores", lambda values: 30 * values, "LONGEST_PAIR"),
+    ],
+)
+def test_sums_that_members_make_up_cost_the_others_little(forty, kind, made, bound, monkeypatch):
+    """They say the truth otherwise, so that nobody can leave them out; without the bound it costs much."""
+    federation, honest = forty
+    bad = attackers_of("nan:share=0.2", 3, center_ids(federation.centers)).who
+    said = abps_plus.upload_values
+
+    def upload_values(*args):
+        values = dict(said(*args))
+        if kind in values:
+            values[kind] = np.array(values[kind], dtype=np.float64)
+            values[kind][bad] = made(values[kind][bad])
+        return values
+
+    monkeypatch.setattr(abps_plus, "upload_values", upload_values)
+    scores = []
+    for most in (getattr(plus_filter, bound), 1e9):
+        monkeypatch.setattr(plus_filter, bound, most)
+        run = abps.simulate(federation, "abps-plus", seed=3)
+        names = [name for name, lies in zip(federation.centers, bad, strict=True) if not lies]
+        scores.append(np.nanmean([run.auroc.per_center[name] for name in names]))
+    assert scores[0] > honest - 0.01 > scores[1] + 0.005
+
+
+def test_half_scores_cannot_hide_or_make_up_much():
+    """A member's half scores count as far as its information and the usual deviation explain; what two halves
+    of the same rows do not say does not count."""
+    rng = np.random.default_rng(0)
+    information = rng.uniform(5, 50, 40)
+    halves = rng.standard_normal((40, 2, 30)) * np.sqrt(information / 2)[:, None, None]
+    whitening = Whitening(np.eye(30), np.eye(30))
+    honest = plus_filter.bounded_halves(halves, information, whitening)
+    assert (honest == halves).all()
+    halves[0] *= 1e4
+    halves[1, 1] = -halves[1, 0]
+    found = plus_filter.bounded_halves(halves, information, whitening)
+    assert np.linalg.norm(found[0], axis=1).max() == pytest.approx(
+        1.5 * np.sqrt(30 * information[0] / 2), rel=0.2
+    )
+    assert (found[1] == 0).all() and (found[2:] == halves[2:]).all()
+    claimed = plus_filter.bounded_information(np.append(information, 1e9), np.append(information, 20.0) * 10)
+    assert claimed[:40] == pytest.approx(information) and claimed[40] == pytest.approx(2.5 * 20)
 
 
 def test_an_odd_center_rests():
