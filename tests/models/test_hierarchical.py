@@ -128,8 +128,10 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
     ridge = float(fit.penalty[0])
     oracle = linear_model.LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(rows.x, rows.y)
     assert fit.point[:5] == pytest.approx(oracle.coef_[0], abs=5e-3)
-    # Sums over fewer rows say nothing of how the loss curves and of which part of a step is best.
-    fewer = hierarchical.quasi_newton_step(fit, 0.8 * sums["score"][0].ravel(), 0.8 * np.array(losses), 320.0)
+    # Sums over fewer rows say nothing of how the loss curves, and are smaller than those before anyway.
+    fewer = hierarchical.quasi_newton_step(
+        fit, 0.8 * sums["score"][0].ravel(), np.array([0.8, 0.9, 0.9]), 320.0
+    )
     assert (fewer.curvature == fit.curvature).all() and (fewer.base[0] == fit.point).all()
     assert fit.point[5] == pytest.approx(oracle.intercept_[0], abs=5e-3)
 

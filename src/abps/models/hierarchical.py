@@ -409,16 +409,18 @@ def quasi_newton_step(fit: FitState, score: Floats, losses: Floats, rows: float)
 
     score: (q,) summed at the point.  losses: (fractions,) summed after the parts :data:`FRACTIONS` of the
     step. The next step starts where the penalised loss is smallest; there the score is interpolated between
-    both ends, which is exact for a quadratic loss. Sums over other centers' rows than before cannot be held
-    against those: if the number of rows changed, the step starts at the point.
+    both ends, which is exact for a quadratic loss. If the number of rows changed, the sums are over other
+    centers than before: then they say nothing about the curvature, and the loss before is not comparable.
     """
     curvature, chosen = fit.curvature, (fit.point, score, float(losses[0]))
-    if fit.base is not None and np.isclose(rows, fit.rows, rtol=SAME_ROWS, atol=0.0):
+    if fit.base is not None:
         start, old, before = fit.base
-        curvature = bfgs(curvature, fit.point - start, old - score)
-        fractions = (*FRACTIONS, 0.0)
+        fractions: tuple[float, ...] = FRACTIONS
+        every = losses.tolist()
+        if np.isclose(rows, fit.rows, rtol=SAME_ROWS, atol=0.0):
+            curvature = bfgs(curvature, fit.point - start, old - score)
+            fractions, every = (*fractions, 0.0), [*every, before]
         points = [fit.part_of_step(fraction) for fraction in fractions]
-        every = [*losses.tolist(), before]
         held = [0.5 * float((fit.penalty * point**2).sum()) for point in points]
         k = int(np.argmin(np.add(every, held)))
         chosen = (points[k], (1.0 - fractions[k]) * old + fractions[k] * score, every[k])
