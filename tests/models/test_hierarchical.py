@@ -1,5 +1,7 @@
 """The hierarchical model against direct optimisation, closed forms and scikit-learn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -128,12 +130,24 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
     ridge = float(fit.penalty[0])
     oracle = linear_model.LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(rows.x, rows.y)
     assert fit.point[:5] == pytest.approx(oracle.coef_[0], abs=5e-3)
-    # Sums over fewer rows say nothing of how the loss curves, and are smaller than those before anyway.
+    # Sums over fewer rows count per row; their loss is smaller than the one before, and not held against it.
+    score, told = sums["score"][0].ravel(), np.array(losses)
+    every = hierarchical.quasi_newton_step(fit, score, told, 400.0)
+    start, old, before = fit.base
     fewer = hierarchical.quasi_newton_step(
-        fit, 0.8 * sums["score"][0].ravel(), np.array([0.8, 0.9, 0.9]), 320.0
+        replace(fit, base=(start, 1.25 * old, -1e9), rows=500.0), score, told, 400.0
     )
-    assert (fewer.curvature == fit.curvature).all() and (fewer.base[0] == fit.point).all()
-    assert fit.point[5] == pytest.approx(oracle.intercept_[0], abs=5e-3)
+    assert fewer.curvature == pytest.approx(every.curvature)
+    assert (fewer.base[0] != start).any()
+
+
+def test_a_change_of_the_gradient_that_is_not_of_the_step_does_not_count():
+    rng = np.random.default_rng(0)
+    curvature, step = np.diag(rng.uniform(1, 9, 12)), rng.standard_normal(12)
+    change = 1.3 * curvature @ step
+    assert hierarchical.bfgs(curvature, step, change) @ step == pytest.approx(change)
+    aside = np.linalg.svd(step[None])[2][-1]  # orthogonal to the step
+    assert (hierarchical.bfgs(curvature, step, change + 500 * aside) == curvature).all()
 
 
 def test_penalties_maximise_the_evidence_of_a_linear_regression():

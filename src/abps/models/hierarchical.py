@@ -370,11 +370,18 @@ def assemble_curvature(matrix: Floats, floor: float = 1e-4) -> Floats:
     return np.asarray((vector * np.maximum(value, floor)) @ vector.T * np.outer(size, size))
 
 
+#: How long a change of the gradient may be beside its part that the step explains, squared.
+MOST_ASIDE = 4.0
+
+
 def bfgs(curvature: Floats, step: Floats, change: Floats) -> Floats:
-    """The curvature updated so that it maps a step to the observed change of the gradient."""
+    """The curvature updated so that it maps a step to the observed change of the gradient; a change that lies
+    mostly elsewhere is none of this step, but of other members behind a sum."""
     image = curvature @ step
     bent, seen = float(step @ image), float(step @ change)
     if not bent > 0 or seen < 0.1 * bent:
+        return curvature
+    if bent * float(change @ np.linalg.solve(curvature, change)) > MOST_ASIDE * seen**2:
         return curvature
     return np.asarray(curvature - np.outer(image, image) / bent + np.outer(change, change) / seen)
 
@@ -410,7 +417,7 @@ def quasi_newton_step(fit: FitState, score: Floats, losses: Floats, rows: float)
     score: (q,) summed at the point.  losses: (fractions,) summed after the parts :data:`FRACTIONS` of the
     step. The next step starts where the penalised loss is smallest; there the score is interpolated between
     both ends, which is exact for a quadratic loss. If the number of rows changed, the sums are over other
-    centers than before: then they say nothing about the curvature, and the loss before is not comparable.
+    centers than before: the score is then taken per row, and the loss before is not comparable.
     """
     curvature, chosen = fit.curvature, (fit.point, score, float(losses[0]))
     if fit.base is not None:
@@ -418,8 +425,10 @@ def quasi_newton_step(fit: FitState, score: Floats, losses: Floats, rows: float)
         fractions: tuple[float, ...] = FRACTIONS
         every = losses.tolist()
         if np.isclose(rows, fit.rows, rtol=SAME_ROWS, atol=0.0):
-            curvature = bfgs(curvature, fit.point - start, old - score)
             fractions, every = (*fractions, 0.0), [*every, before]
+        else:
+            old = old * rows / max(fit.rows, 1.0)
+        curvature = bfgs(curvature, fit.point - start, old - score)
         points = [fit.part_of_step(fraction) for fraction in fractions]
         held = [0.5 * float((fit.penalty * point**2).sum()) for point in points]
         k = int(np.argmin(np.add(every, held)))
