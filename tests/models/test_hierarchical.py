@@ -133,7 +133,7 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
     # Sums over fewer rows count per row; their loss is smaller than the one before, and not held against it.
     score, told = sums["score"][0].ravel(), np.array(losses)
     every = hierarchical.quasi_newton_step(fit, score, told, 400.0)
-    start, old, before = fit.base
+    start, old, _ = fit.base
     fewer = hierarchical.quasi_newton_step(
         replace(fit, base=(start, 1.25 * old, -1e9), rows=500.0), score, told, 400.0
     )
