@@ -95,9 +95,9 @@ FEWEST_CENTERS, FOLDS = 15, 5
 #: clusters on held-out rows must then lie above zero before they are used.
 LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
 
-#: The fewest centers of which a continuum may be thought better than clusters that are there: such as are
-#: learned from the folds of fewer are too poor.
-FEWEST_JUDGED = 50
+#: The fewest centers of which a continuum may be thought better than clusters that are there, and the standard
+#: errors by which it must then lead: clusters that are learned from a part of the centers are poorer.
+FEWEST_JUDGED, JUDGED_Z = 50, 3.0
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
 #: of clusters that members may choose from.
@@ -647,7 +647,7 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
     number, count = halves.clusters()
     best = int(np.argmax(continua.mean(axis=1)))
     lead = continua[best] - halves.held_out_gains(fold, structure.HalfScores.as_clusters)[0]
-    judged = len(who) >= FEWEST_JUDGED and structure.standard_errors(lead) > GATE_Z
+    judged = len(who) >= FEWEST_JUDGED and structure.standard_errors(lead) > JUDGED_Z
     if count == 1 or judged:
         return Structure(chance, shared=halves.shared_deviations(1 + best))
     name = np.zeros(context.n)
