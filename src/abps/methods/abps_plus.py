@@ -95,8 +95,8 @@ FEWEST_CENTERS, FOLDS = 15, 5
 #: clusters on held-out rows must then lie above zero before they are used.
 LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
 
-#: The fewest centers of which a continuum may be thought better than clusters that are there, and the
-#: standard errors by which it must then lead: clusters that are learned from a part of the centers are poorer.
+#: The fewest centers of which a continuum may be thought better than clusters that are there, and standard
+#: errors by which it must then lead: clusters that are learned from a part of the centers are poorer.
 FEWEST_JUDGED, JUDGED_Z = 50, 3.0
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
