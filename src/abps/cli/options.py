@@ -64,7 +64,7 @@ Subgroups = Annotated[str, typer.Option("--subgroups", "--parts", help=_PARTS)]
 Attack = Annotated[
     str | None,
     "Let some members attack: sign-flip:share=0.2. Attacks: label-flip, sign-flip, scale, random, "
-    "nan, huge, free-rider, copy, liar, clique, poison.",
+    "nan, huge, free-rider, copy, liar, clique, poison, coefficient. start=9: not before the ninth exchange.",
 ]
 Model = Annotated[
     str | None,
