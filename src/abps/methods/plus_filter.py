@@ -4,9 +4,9 @@ Three checks, each with a reason in the audit trail: numbers must be finite; sum
 negative squares, as many rows as reported); and the score must lie no farther from the others' than rows
 explain. Members of different clusters send scores at different models, and a small cluster's may lie far from
 all others: there the score must lie no farther than its own cluster's do. A score that is far but not
-impossible is shortened, and so are squared deviations, so that one member has a bounded influence. Who is
-left out in the first two exchanges stays out: later, when models are fitted, false rows no longer show in
-scores.
+impossible is shortened, and so are squared deviations and half scores, so that one member has a bounded
+influence; what several push together is cut. Who is left out in the first two exchanges stays out: later,
+when models are fitted, false rows no longer show in scores.
 """
 
 from dataclasses import dataclass
@@ -264,8 +264,8 @@ def _bounded(
     gap *= np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
     for mine, others in together:
         _cut_aimed(gap, scores, share, size, mine, others)
-        if cluster is None and "diagonal" not in parts:
-            gap[mine] -= _beyond(gap @ out, share, mine, others)[mine] @ back
+    if cluster is None and "diagonal" not in parts:
+        gap -= _pushed_together(gap @ out, share, accepted) @ back
     return far, middle + gap
 
 
@@ -289,22 +289,22 @@ def _cut_aimed(
         gap[at] = np.clip(gap, *(FARTHEST_NUMBER * spread * unit * SIGNS))[at]
 
 
-def _beyond(white: Floats, share: Floats, mine: NDArray[np.bool_], others: NDArray[np.bool_]) -> Floats:
+def _pushed_together(white: Floats, share: Floats, accepted: NDArray[np.bool_]) -> Floats:
     """(n, m) what gaps have too much of along directions in which some members push together.
 
-    white: (n, m) gaps from the middle in coordinates in which those of others have the identity times their
-    share as covariance. Members that push together are told by the direction in which gaps lie farthest.
+    white: (n, m) gaps from the middle in coordinates in which they have the identity times a member's share
+    as covariance. Where some push together, gaps lie far apart.
     """
-    unit = white / np.sqrt(share)[:, None]
-    some = unit[mine & others]
-    ways = np.linalg.svd(some, full_matrices=False)[2][:MOST_DIRECTIONS]
+    size = np.sqrt(share)[:, None]
+    unit = white / size
+    ways = np.linalg.svd(unit[accepted], full_matrices=False)[2][:MOST_DIRECTIONS]
     along = unit @ ways.T
-    along -= _weighted_median(along[others], share[others])
-    spread = FARTHEST_NUMBER * 1.4826 * np.median(np.abs(along[others]), axis=0)
-    most, sure = np.sqrt(share)[:, None], np.maximum(spread, FARTHEST_NUMBER)
-    beyond = (most * (along - np.clip(along, -sure, sure)))[mine & others].sum(axis=0)
-    pushed = np.abs(beyond) > FARTHEST_PUSH * np.sqrt(share[mine].sum())
-    return np.asarray((most * (along - np.clip(along, -spread, spread)) * pushed) @ ways)
+    along -= _weighted_median(along[accepted], share[accepted])
+    spread = FARTHEST_NUMBER * 1.4826 * np.median(np.abs(along[accepted]), axis=0)
+    sure = np.maximum(spread, FARTHEST_NUMBER)
+    push = (size * (along - np.clip(along, -sure, sure)))[accepted].sum(axis=0)
+    far = np.abs(push) > FARTHEST_PUSH * np.sqrt(share.sum())
+    return np.asarray((size * (along - np.clip(along, -spread, spread)) * far) @ ways)
 
 
 def _against(
