@@ -53,6 +53,12 @@ def together(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.abs(values).mean() * np.broadcast_to(noise, values.shape))
 
 
+def pushed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same push for all attackers, hidden in as much noise of each one's own."""
+    noise = np.random.default_rng(1).standard_normal(values.shape)
+    return np.asarray((together(values) + np.abs(values).mean() * noise) / np.sqrt(2.0))
+
+
 def opposite(halves: NDArray[np.float64]) -> NDArray[np.float64]:
     """Second half scores that contradict the first."""
     first = halves.reshape(len(halves), 2, -1)[:, :1]
@@ -62,9 +68,11 @@ def opposite(halves: NDArray[np.float64]) -> NDArray[np.float64]:
 #: Sums that attackers may make up, and how.
 MADE: dict[str, tuple[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
     "made:scores": ("score", together),
+    "made:push": ("score", pushed),
     "made:squares": ("squares", lambda values: 1e4 * values),
     "made:pairs": ("pair_scores", lambda values: 30 * values),
     "made:halves": ("halves", together),
+    "made:kin": ("halves", pushed),
     "made:opposite": ("halves", opposite),
     "made:information": ("information", lambda values: 1e4 * values),
     "made:pull": ("pull", lambda values: 1e4 * values),

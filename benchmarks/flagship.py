@@ -1,6 +1,7 @@
 """abps-plus beside its references on real federations and synthetic worlds: accuracy, calibration, bytes.
 
     python benchmarks/flagship.py --data FOLDER --out benchmarks/results/flagship_real.csv
+    python benchmarks/flagship.py --tables FOLDER --seeds 11 --out benchmarks/results/flagship_fresh.csv
     python benchmarks/flagship.py --worlds 8101 --methods fedavg,abps-plus --out worlds.csv
     python benchmarks/flagship.py --worlds 8101 --methods abps-plus,abps-plus:without=gate --out ablation.csv
 
@@ -133,6 +134,11 @@ def federations(args: argparse.Namespace) -> Iterator[tuple[str, abps.Federation
             federation = make_federation(suite()[COHORTS[name]], args.data, 0)
         for seed in map(int, args.seeds.split(",")):
             yield name, federation, seed
+    for file in sorted(args.tables.glob("*.csv")) if args.tables is not None else ():
+        if not wanted or file.stem in wanted:
+            patient = "patient" if "patient" in pl.scan_csv(file).collect_schema() else None
+            federation = abps.read_table(file, label="event", center="center", patient=patient)
+            yield from ((file.stem, federation, int(seed)) for seed in args.seeds.split(","))
     for world in filter(None, args.worlds.split(",")):
         for name, knobs in WORLDS.items():
             if wanted and name not in wanted:
@@ -256,6 +262,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="folder of the real federations")
+    parser.add_argument("--tables", type=Path, help="folder of tables with columns event, center, patient")
     parser.add_argument("--worlds", default="", help="seeds of synthetic worlds, e.g. 8101,8102")
     parser.add_argument("--centers", type=int, default=230, help="centers of a synthetic world")
     parser.add_argument("--seeds", default="11,22", help="repeats of a real federation, each five folds")
@@ -269,7 +276,7 @@ def main() -> None:
     runs: Runs = defaultdict(list)
     again = set[tuple[str, str]]()
     for name, federation, seed in federations(args):
-        real = name in (*TABLES, *COHORTS)
+        real = name not in WORLDS
         for method in methods:
             line, run = measured(federation, method, seed, real)
             if (name, method) not in again:

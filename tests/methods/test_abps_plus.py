@@ -186,9 +186,10 @@ def test_attackers_cost_honest_centers_little(forty, attack):
 
 
 def _together(values):
-    """The same noise for all attackers, of the size of their values."""
-    noise = np.random.default_rng(0).standard_normal(values.shape[1:])
-    return np.abs(values).mean() * np.broadcast_to(noise, values.shape)
+    """The same push for all attackers, hidden in a little noise of each one's own."""
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(values.shape[1:]) + 0.4 * rng.standard_normal(values.shape)
+    return np.abs(values).mean() * noise
 
 
 @pytest.mark.parametrize(
@@ -220,6 +221,62 @@ def test_sums_that_members_make_up_cost_the_others_little(forty, kind, made, bou
         names = [name for name, lies in zip(federation.centers, bad, strict=True) if not lies]
         scores.append(np.nanmean([run.auroc.per_center[name] for name in names]))
     assert scores[0] > honest - 0.01 > scores[1] + 0.005
+
+
+def test_copies_are_found_whatever_their_size_and_others_are_not():
+    """Some send the same or in proportion; the others say much of the same in noise of their own."""
+    rng = np.random.default_rng(0)
+    honest = rng.standard_normal((700, 40)) + 3.0 * np.sign(np.arange(40) - 19.5)
+    honest[0] *= 1e-3  # who says next to nothing copies nobody
+    assert not plus_filter.copied(honest).any()
+    honest[[1, 3, 600]] = honest[2] * np.array([[1.0], [2.5], [0.8]]) + 0.02 * rng.standard_normal((3, 40))
+    assert np.flatnonzero(plus_filter.copied(honest)).tolist() == [1, 2, 3, 600]
+
+
+def test_scores_that_attackers_copy_are_left_out(forty, monkeypatch):
+    federation, _ = forty
+    bad = attackers_of("nan:share=0.2", 3, center_ids(federation.centers)).who
+    said = abps_plus.upload_values
+
+    def upload_values(*args):
+        values = dict(said(*args))
+        if "score" in values:
+            values["score"] = np.array(values["score"])
+            values["score"][bad] = values["score"][np.flatnonzero(bad)[0]]
+        return values
+
+    monkeypatch.setattr(abps_plus, "upload_values", upload_values)
+    run = abps.simulate(federation, "abps-plus", seed=3)
+    excluded = run.decisions.filter(pl.col("reason") == plus_filter.COPIED)
+    assert set(excluded["center"]) == {n for n, lies in zip(federation.centers, bad, strict=True) if lies}
+
+
+def test_a_member_with_a_column_of_its_own_may_return_after_the_first_exchange(monkeypatch):
+    """Of its column the curvature says next to nothing: the step along it is far too long, all parts of it
+    are refused, and the next step must be another one."""
+    rng = np.random.default_rng(4)
+    center = rng.integers(0, 12, 6000)
+    x = rng.standard_normal((6000, 4))
+    odds = x @ [1.0, -0.8, 0.6, 0.0] - 1.0
+    rows = pl.DataFrame({f"x{k}": each for k, each in enumerate(x.T)}).with_columns(
+        airline=pl.Series(np.where(center == 3, np.where(x[:, 3] > 0, "own", "all"), "all")),
+        died=pl.Series((rng.random(6000) < 1 / (1 + np.exp(-odds))).astype(int)),
+        center=pl.Series(center.astype(str)),
+    )
+    federation = abps.federation(rows, label="died", center="center")
+    clean = abps.simulate(federation, "abps-plus", seed=1)
+    screen = abps_plus.screen
+
+    def first_time(fields, uploads, reported, state, *rest):
+        uploads = np.array(uploads)
+        if state.exchanges == 0:
+            uploads[federation.centers.index("3")] = np.inf
+        return screen(fields, uploads, reported, state, *rest)
+
+    monkeypatch.setattr(abps_plus, "screen", first_time)
+    returned = abps.simulate(federation, "abps-plus", seed=1, settings={"robust": "no"})
+    assert set(returned.decisions.filter(pl.col("decision") == "excluded")["round"]) == {1}
+    assert returned.auroc.mean > clean.auroc.mean - 0.002
 
 
 def test_half_scores_cannot_hide_or_make_up_much():

@@ -232,3 +232,18 @@ def test_the_chance_of_a_gain_is_what_simulation_says():
         wins += ((outcome - new @ own[0]) ** 2).sum() < ((outcome - new @ other[0]) ** 2).sum()
     found = chance_of_gain(x, y, family, prior, own, other, patients)
     assert found == pytest.approx(wins / 4000, abs=0.03)
+
+
+def test_a_refused_step_raises_the_curvature_to_what_losses_say():
+    """Of a quadratic loss three points of a line give the curvature along it exactly."""
+    rng = np.random.default_rng(11)
+    root = rng.standard_normal((6, 5))
+    true, step = root.T @ root, rng.standard_normal(5)
+    slope = float(rng.standard_normal(5) @ step)
+    losses = np.array([part * slope + 0.5 * part**2 * step @ true @ step for part in hierarchical.FRACTIONS])
+    known = np.diag([4.0, 3.0, 2.0, 1.0, 1e-3])
+    low = known * float(step @ true @ step / (step @ known @ step)) / 5
+    found = hierarchical.raised(low, step, losses)
+    assert step @ found @ step == pytest.approx(step @ true @ step)
+    assert np.linalg.eigvalsh(found - low).min() > -1e-9
+    assert (hierarchical.raised(10 * low, step, losses) == 10 * low).all()  # it is large enough

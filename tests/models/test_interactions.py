@@ -35,11 +35,12 @@ def test_scores_are_those_of_statsmodels():
     mean = np.array([[0.9, 0.1, -0.2, 0.3]])
     rows = CenterRows(x, y, np.array([0, n]), families.Bernoulli(np.ones((1, 1)), np.zeros(1)))
     common = CommonModel(mean, np.array([[0.0, 0.0, 0.0, 1e6]]))
-    effects = np.eye(3, 4)
-    score, information = interactions.pair_sums(rows, common, effects)
+    functions = np.concatenate([np.eye(3, 4), RNG.normal(size=(3, 4))])
+    score, information = interactions.pair_sums(rows, common, functions)
     fitted = sm.GLM(y, np.ones(n), family=sm.families.Binomial(), offset=x @ mean[0, :3]).fit()
-    for k, (i, j) in enumerate([(0, 1), (0, 2), (1, 2)]):
-        term = interactions.together(x[:, i], x[:, j])
+    said = np.column_stack([x, np.ones(n)]) @ functions.T
+    for k, (i, j) in enumerate([(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]):
+        term = interactions.together(said[:, i], said[:, j])
         square, _ = fitted.score_test(exog_extra=term[:, None])
         assert score[0, 0, k] ** 2 / information[0, 0, k] == pytest.approx(
             float(np.ravel(square)[0]), rel=1e-3
@@ -47,25 +48,29 @@ def test_scores_are_those_of_statsmodels():
 
 
 def test_pairs_are_chosen_by_their_false_discovery_rate():
-    square = np.concatenate([[30.0, 18.0, 11.0], RNG.chisquare(1, 60)])
-    score, information = np.sqrt(square * 10.0)[None], np.full((1, 63), 10.0)
+    square = np.concatenate([[30.0, 18.0, 11.0], RNG.chisquare(1, 61)])
+    score, information = np.sqrt(square * 10.0)[None], np.full((1, 64), 10.0)
     adjusted = false_discovery_control(2 * norm.sf(np.sqrt(square)))
     assert set(interactions.earned(score, information)) == set(np.flatnonzero(adjusted <= 0.05))
-    assert len(interactions.earned(score, np.full((1, 63), 1.0))) == 0  # too few rows to say
+    assert len(interactions.earned(score, np.full((1, 64), 1.0))) == 0  # too few rows to say
+    score[0, 32] = 20.0  # the first pair in its other form, which is stronger
+    assert interactions.earned(score, information)[:2].tolist() == [32, 1]
 
 
-def test_effects_are_standardised_and_ranked():
+def test_what_columns_say_is_standardised_and_ranked_and_numbers_enter_as_they_are():
     x = np.column_stack([RNG.normal(2, 3, 5000), RNG.normal(0, 1, 5000), RNG.normal(0, 1, 5000)])
     design = np.column_stack([x, np.ones(5000)])
     curvature = (design - design.mean(axis=0)).T @ (design - design.mean(axis=0))
     mean = np.array([[0.1, 2.0, -1.0, 0.0]])  # the second and third input are of one column
-    effects = interactions.column_effects(
-        mean, curvature, design.mean(axis=0)[None], 5000.0, np.array([0, 1, 1])
+    functions = interactions.column_functions(
+        mean, curvature, design.mean(axis=0)[None], 5000.0, np.array([0, 1, 1]), np.array([1])
     )
-    said = design @ effects.T
+    said = design @ functions.T
     np.testing.assert_allclose(said.mean(axis=0), 0.0, atol=1e-9)
     np.testing.assert_allclose(said.std(axis=0), 1.0, rtol=1e-6)
     assert abs(np.corrcoef(said[:, 0], 2 * x[:, 1] - x[:, 2])[0, 1]) == pytest.approx(1.0)
+    assert np.corrcoef(said[:, 2], x[:, 1])[0, 1] == pytest.approx(1.0)
+    np.testing.assert_allclose(said[:, 3], said[:, 1])  # no straight part: what it says
 
 
 @pytest.mark.parametrize("kind", ["binary", "classes"])

@@ -7,7 +7,7 @@ from abps.models import families, structure
 from abps.models.hierarchical import CenterRows, CommonModel, posterior
 
 P = 6
-CONTINUA, CLUSTERS = structure.HalfScores.as_continua, structure.HalfScores.as_clusters
+CONTINUA = structure.HalfScores.as_continua
 
 
 def _rows(n, each, deviations, seed):
@@ -97,7 +97,9 @@ def test_the_gain_is_that_of_refitted_posteriors():
                     z = design[~fit] @ model.T
                     gains[i] += sign * float(np.sum(np.logaddexp(0, z[:, 0]) - y[~fit] * z[:, 0]))
     refitted = gains.mean() / gains.std() * np.sqrt(40)
-    continua, (clustered,) = (_halves(rows).held_out_gains(fold, way) for way in (CONTINUA, CLUSTERS))
+    continua, (clustered,) = (
+        _halves(rows).held_out_gains(fold, way) for way in (CONTINUA, lambda others: others.as_clusters(2))
+    )
     assert structure.standard_errors(continua[0]) == pytest.approx(refitted, rel=0.35)
     assert structure.standard_errors(clustered) > 3
 
@@ -110,7 +112,8 @@ def test_held_out_gains_tell_clusters_from_a_continuum_and_its_directions():
     def better(deviations):
         halves = _halves(_rows(60, 300, deviations - deviations.mean(axis=0), 9))
         continua, (clustered,) = (
-            halves.held_out_gains(np.arange(60) % 5, way) for way in (CONTINUA, CLUSTERS)
+            halves.held_out_gains(np.arange(60) % 20, way)
+            for way in (CONTINUA, lambda others: others.as_clusters(5))
         )
         best = int(np.argmax(continua.mean(axis=1)))
         return best + 1, structure.standard_errors(continua[best] - clustered), halves

@@ -68,7 +68,7 @@ from abps.methods.plus_state import (
 from abps.models import hierarchical, structure
 from abps.models.families import Multinomial
 from abps.models.hierarchical import CenterRows, CommonModel, FitState
-from abps.models.interactions import PairTerms, candidates, column_effects, earned, pair_sums
+from abps.models.interactions import PairTerms, candidates, column_functions, earned, pair_sums
 from abps.models.training import Training
 from abps.wire.number_lists import Field, Fields, Form, NumberList, length
 
@@ -87,17 +87,21 @@ WORKING_INTERCEPT_VARIANCE = 1.0
 #: Ridge per row of the first step. Evidence sets it later: a first curvature of a wide table is too coarse.
 FIRST_PENALTY = 0.01
 
+#: The least curvature of a coefficient, of a few rows. With next to none a step would be huge, and a score in
+#: units of it would drown all others of its message.
+LEAST_DIAGONAL = 1.0
+
 #: Centers that structure needs: folds of fewer say nothing. Folds of centers: what is judged on one was
-#: learned from the others.
-FEWEST_CENTERS, FOLDS = 15, 5
+#: learned from the others; from nineteen of twenty, clusters are nearly as good as they will be.
+FEWEST_CENTERS, FOLDS = 15, 20
 
 #: The level of the test whether centers differ, and its random signs; standard errors by which the gain of
 #: clusters on held-out rows must then lie above zero before they are used.
 LEVEL, SIGNS, GATE_Z = 0.05, 99, 1.64
 
 #: The fewest centers of which a continuum may be thought better than clusters that are there, and standard
-#: errors by which it must then lead: clusters that are learned from a part of the centers are poorer.
-FEWEST_JUDGED, JUDGED_Z = 50, 3.0
+#: errors by which it must then lead.
+FEWEST_JUDGED, JUDGED_Z = 50, 2.33
 
 #: Precision of a cluster's mean around the common model before evidence sets it, and means beyond the number
 #: of clusters that members may choose from.
@@ -320,7 +324,7 @@ def upload_values(state: PlusState, local: LocalRows, phase: Phase) -> dict[str,
     else:
         values = sums_along(local.rows, state.fit, np.zeros(local.q), state.variance, state.dispersion)
     if phase is Phase.PAIRS:
-        found = pair_sums(local.rows, common_model(state, local), strongest_effects(state, local))
+        found = pair_sums(local.rows, common_model(state, local), pair_functions(state, local))
         values["pair_scores"], values["pair_information"] = found
     return values | {"score": values["score"] / state.scale}
 
@@ -414,7 +418,8 @@ def after_start(
 ) -> PlusState:
     """Curvature, intercepts and the first step; parts: of the broadcast curvature."""
     q, n = local.q, float(sums["members"][0])
-    size = np.sqrt(np.maximum(sums["diagonal"], 1e-9))
+    # Of a column that only a member has who was left out nothing is known yet: it may return.
+    size = np.sqrt(np.maximum(sums["diagonal"], LEAST_DIAGONAL))
     if "triangle" in parts:
         correlation = hierarchical.assemble_curvature(square(parts["triangle"], q))
     else:
@@ -494,11 +499,11 @@ def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> P
 # With one of them, pairs of columns
 
 
-def strongest_effects(state: PlusState, local: LocalRows) -> Floats:
-    """(columns, inputs + 1) what the strongest columns say in the common model; ``local`` without pairs."""
+def pair_functions(state: PlusState, local: LocalRows) -> Floats:
+    """(2 columns, inputs + 1) that pair terms are made of, from the common model; ``local`` without pairs."""
     fit = state.fit
     mean = fit.point.reshape(local.rows.shape)
-    return column_effects(mean, fit.curvature, fit.middle, state.information, local.source)
+    return column_functions(mean, fit.curvature, fit.middle, state.information, local.source, local.straight)
 
 
 def earned_pairs(local: LocalRows, beside: Floats) -> tuple[Floats, Form]:
@@ -523,14 +528,14 @@ def after_pairs(state: PlusState, local: LocalRows, sums: dict[str, Floats], res
     count, left_over = divmod(len(rest), 2 + 2 * local.terms)
     if left_over:
         raise ValueError("a broadcast of pairs of columns that is cut short")
-    chosen, effects = chosen_message(count, local.terms).unpack(rest), strongest_effects(state, local)
+    chosen, functions = chosen_message(count, local.terms).unpack(rest), pair_functions(state, local)
     state = after_step(state, local, sums)
     if not count:
         return state
     first, second = chosen["first"].astype(np.int64), chosen["second"].astype(np.int64)
-    if max(first.max(), second.max()) >= len(effects) or not (chosen["information"] > 0).all():
+    if max(first.max(), second.max()) >= len(functions) or not (chosen["information"] > 0).all():
         raise ValueError("pairs of columns that do not exist")
-    pairs = PairTerms(effects[first], effects[second])
+    pairs = PairTerms(functions[first], functions[second])
     wide = local.with_pairs(pairs)
     at = np.flatnonzero(wide.group >= local.groups)
 
@@ -586,8 +591,8 @@ def after_variances(state: PlusState, local: LocalRows, sums: dict[str, Floats])
 
 def half_scores(state: PlusState, local: LocalRows) -> dict[str, Floats]:
     """(r, 2, columns) scores of both halves of every center's rows in units of their size, and (r,) the
-    information of all its rows."""
-    common, scale = common_model(state, local), state.scale[local.sought]
+    information of all its rows; without pair terms, which may mend differences between centers."""
+    common, scale = common_model(without_pair_effects(state, local), local), state.scale[local.sought]
     found = [
         structure.orthogonal_scores(local.rows.select(keep), common) for keep in (local.half, ~local.half)
     ]
@@ -645,10 +650,11 @@ def find_structure(context: Context, state: PlusState, beside: Floats, variance:
     if not structure.standard_errors(continua[-1]) > GATE_Z:
         return Structure(chance)
     number, count = halves.clusters()
-    best = int(np.argmax(continua.mean(axis=1)))
-    lead = continua[best] - halves.held_out_gains(fold, structure.HalfScores.as_clusters)[0]
-    judged = len(who) >= FEWEST_JUDGED and structure.standard_errors(lead) > JUDGED_Z
-    if count == 1 or judged:
+    best, certain = int(np.argmax(continua.mean(axis=1))), count == 1
+    if count > 1 and len(who) >= FEWEST_JUDGED:
+        lead = continua[best] - halves.held_out_gains(fold, lambda others: others.as_clusters(count))[0]
+        certain = structure.standard_errors(lead) > JUDGED_Z
+    if certain:
         return Structure(chance, shared=halves.shared_deviations(1 + best))
     name = np.zeros(context.n)
     name[who] = number

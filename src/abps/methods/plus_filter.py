@@ -67,6 +67,15 @@ LEAST_CURVATURE = 1e-6
 #: Why such a member is left out.
 AGAINST = "its rows say the opposite of the others'"
 
+#: Who sends nearly what another member does, but for its size, made it up: other rows have other noise. Only
+#: numbers that are no smaller than this share of their noise count; this share of their squares, and of their
+#: noise, may differ.
+LEAST_SAID, OWN_SHARE = 0.5, 0.03
+COPIED = "it sends what another member sends"
+
+#: Members that are compared with all others at once.
+BLOCK = 500
+
 #: Sums that cannot be negative.
 NOT_NEGATIVE = (
     "diagonal",
@@ -133,7 +142,8 @@ def screen(
             leave_out(state.excluded, "left out before")
         leave_out(~_possible(parts, reported, accepted, state, local), "impossible sums")
         if accepted.sum() >= FEWEST:
-            far, scores = _bounded(parts, reported, accepted, state, cluster)
+            far, scores, again = _bounded(parts, reported, accepted, state, cluster)
+            leave_out(again, COPIED)
             usual = 1.0 if cluster is None else _usual_distance(far, cluster, accepted)
             most = np.where(state.excluded, RETURN, EXCLUDE) if state.exchanges == 1 else EXCLUDE
             leave_out(far > most * usual, "score too far from all others")
@@ -145,6 +155,19 @@ def screen(
             if "pull" in parts:
                 _bound_positions(parts, accepted)
     return Screened(accepted, present & ~accepted, reason, np.where(accepted[:, None], values, 0.0))
+
+
+def copied(values: Floats) -> NDArray[np.bool_]:
+    """(n,) whose values (n, k), in units of their noise, nearly equal another member's but for size."""
+    length = (values**2).sum(axis=1)
+    enough, found = length > LEAST_SAID * values.shape[1], np.zeros(len(values), dtype=bool)
+    who = np.flatnonzero(enough)
+    for some in np.split(who, np.arange(BLOCK, len(who), BLOCK)):
+        alike = (values[some] @ values[who].T) ** 2 / np.outer(length[some], length[who])
+        alike[some[:, None] == who] = 0.0
+        own = 1.0 - alike.max(axis=1, initial=0.0)
+        found[some] = (own < OWN_SHARE) & (own * length[some] < OWN_SHARE * values.shape[1])
+    return found
 
 
 def _shortened(parts: dict[str, Floats], accepted: NDArray[np.bool_]) -> Floats:
@@ -184,14 +207,15 @@ def bounded_information(information: Floats, reported: Floats) -> Floats:
 
 def bounded_halves(halves: Floats, information: Floats, whitening: Whitening) -> Floats:
     """(n, 2, columns) half scores none of which is much longer than its information and the usual deviation
-    explain; zero where the two say opposite things, as halves of the same rows do not: their product has a
-    mean that is not negative."""
+    explain; zero where the two say opposite things, as halves of the same rows do not (their product has a
+    mean that is not negative), and where they are copied."""
     white = halves @ whitening.out / np.sqrt(information / 2)[:, None, None]
     squares, free = (white**2).sum(axis=2).max(axis=1), white.shape[2]
     opposite = (white[:, 0] * white[:, 1]).sum(axis=1) < -FARTHEST_AGAINST * np.sqrt(free)
     deviation = max(float(np.median((squares - free) / information)), 0.0)
     most = LONGEST_HALF * np.sqrt(free + deviation * information)
-    factor = np.where(opposite, 0.0, np.minimum(1.0, most / np.sqrt(np.maximum(squares, 1e-9))))
+    false = opposite | copied(white.reshape(len(white), -1))
+    factor = np.where(false, 0.0, np.minimum(1.0, most / np.sqrt(np.maximum(squares, 1e-9))))
     return halves * factor[:, None, None]
 
 
@@ -228,8 +252,9 @@ def _bounded(
     accepted: NDArray[np.bool_],
     state: PlusState,
     cluster: Ints | None,
-) -> tuple[Floats, Floats]:
-    """(n,) how far scores lie from the middle, in medians of all, and (n, q) scores of bounded influence.
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """(n,) how far scores lie from the middle, in medians of all, (n, q) scores of bounded influence, and
+    (n,) who copied its score.
 
     The middle is that of a member's cluster if enough others are in it, else that of all.
     """
@@ -258,7 +283,7 @@ def _bounded(
         return values - middle
 
     far = np.sqrt((from_middle(white) ** 2).mean(axis=1) / share)
-    far = far / max(float(np.median(far[accepted])), 1e-9)
+    far = far / _explained(far, share, accepted)
     gap = from_middle(scores)
     middle = scores - gap
     gap *= np.minimum(1.0, SHORTEN / np.maximum(far, 1e-9))[:, None]
@@ -266,7 +291,17 @@ def _bounded(
         _cut_aimed(gap, scores, share, size, mine, others)
     if cluster is None and "diagonal" not in parts:
         gap -= _pushed_together(gap @ out, share, accepted) @ back
-    return far, middle + gap
+    return far, middle + gap, copied(white / np.sqrt(share)[:, None])
+
+
+def _explained(far: Floats, share: Floats, accepted: NDArray[np.bool_]) -> Floats:
+    """(n,) the distances that rows and the usual deviation between members explain, from distances (n,) in
+    standard errors: members that know little lie as far as chance takes them, and by how much a deviation
+    stands out grows with what a member knows."""
+    square, part = far[accepted] ** 2, share[accepted]
+    chance = float(np.median(square[part <= np.median(part)]))
+    deviation = float(_weighted_median(((square - chance) / part)[:, None], part)[0])
+    return np.sqrt(np.maximum(chance + max(deviation, 0.0) * share, 1e-18))
 
 
 def _cut_aimed(

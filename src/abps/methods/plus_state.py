@@ -55,8 +55,9 @@ class LocalRows:
 
     rows: training and validation rows.  group: (q,) coefficients that share a penalty and a variance, -1 for
     constants.  half: (rows,) which rows are in the first half of their center.
-    source: (inputs,) the table's column of each.  sought: columns of a term in which structure is sought: no
-    pair terms, and no tails, of which a center has few rows.
+    source: (inputs,) the table's column of each.  straight: inputs that are a number's straight part.
+    sought: columns of a term in which structure is sought: no pair terms, and no tails, of which a center has
+    few rows.
     pairs: how many columns at the end are pair terms.
     """
 
@@ -64,6 +65,7 @@ class LocalRows:
     group: NDArray[np.int64]
     half: NDArray[np.bool_]
     source: NDArray[np.int64]
+    straight: NDArray[np.int64]
     sought: NDArray[np.int64]
     pairs: int = 0
     _with: dict[bytes, LocalRows] = field(default_factory=dict, repr=False)
@@ -225,8 +227,9 @@ def local_rows(data: Prepared, order: Floats) -> LocalRows:
     family = family_of(own.outcome)
     rows = CenterRows(own.x, own.y.astype(np.float64), own.start, family)
     groups = column_groups(data.columns, len(family.mix))
-    sought = np.flatnonzero([term not in TAILS for term in named_terms(data.columns)[1]])
-    return LocalRows(rows, groups, structure.halves(rows, order), column_sources(data), sought)
+    term = np.array(named_terms(data.columns)[1], dtype=str)
+    straight, sought = (np.flatnonzero(which) for which in (term == "1", ~np.isin(term, TAILS)))
+    return LocalRows(rows, groups, structure.halves(rows, order), column_sources(data), straight, sought)
 
 
 def column_sources(data: Prepared) -> NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Pair terms: what two columns say together, beyond what each of them says alone.
 
 What a column says in a common model is one number per row, f: its levels or smooth terms times their
-coefficients, in standard deviations. The pair term of two columns is
+coefficients, in standard deviations. What it says alone need not be what it says together with another one,
+so a number may enter as it is, too. The pair term of two columns is
 
     (|f + g| - |f - g|) / 2,
 
@@ -97,54 +98,63 @@ def pair_logits(tail: Weights, x: NDArray[np.float32], mix: NDArray[np.float32])
     return np.asarray(pairs.of(x) @ coefficients.T @ mix)
 
 
-def column_effects(
-    mean: Floats, curvature: Floats, middle: Floats, information: float, source: Ints
+def column_functions(
+    mean: Floats, curvature: Floats, middle: Floats, information: float, source: Ints, straight: Ints
 ) -> Floats:
-    """(columns of the table, inputs + 1) what each says in a common model, as linear functions of a row in
-    standard deviations, the strongest first, :data:`MOST_COLUMNS` at most.
+    """(2 columns, inputs + 1) linear functions of a row in standard deviations: what each of the table's
+    columns says in a common model, the strongest first, :data:`MOST_COLUMNS` at most; then the same columns
+    as they are: a number's straight part, of others again what they say.
 
     mean: (terms, inputs + 1).  curvature: (q, q).  middle: (terms, q) mean inputs.  information: of all rows.
-    source: (inputs,) the table's column of each input. With several terms a column's effect is the direction
-    in which its coefficients agree most.
+    source: (inputs,) the table's column of each input.  straight: inputs that are a number's straight part.
+    With several terms a column says the direction in which its coefficients agree most.
     """
     terms, width = mean.shape
     within = np.einsum("tatb->ab", curvature.reshape(terms, width, terms, width)) / terms
     centre = np.einsum("tta->a", middle.reshape(terms, terms, width)) / terms
+
+    def standardised(own: Ints, way: Floats) -> tuple[Floats, float]:
+        spread = np.sqrt(max(float(way @ within[np.ix_(own, own)] @ way) / max(information, 1e-9), 0.0))
+        function = np.zeros(width)
+        if spread > 1e-9:
+            function[own] = way / spread
+            function[-1] = -float(centre[own] @ function[own])
+        return function, spread
+
     found, strength = [], []
     for k in range(int(source.max()) + 1):
         own = np.flatnonzero(source == k)
         _, size, axes = np.linalg.svd(mean[:, own], full_matrices=False)
         way = axes[0] * np.where(axes[0][np.argmax(np.abs(axes[0]))] < 0, -1.0, 1.0)
-        spread = np.sqrt(max(float(way @ within[np.ix_(own, own)] @ way) / max(information, 1e-9), 0.0))
-        effect = np.zeros(width)
-        if spread > 1e-9:
-            effect[own] = way / spread
-            effect[-1] = -float(centre[own] @ effect[own])
-        found.append(effect)
+        effect, spread = standardised(own, way)
+        line = np.intersect1d(own, straight)
+        found.append((effect, standardised(line, np.ones(1))[0] if len(line) == 1 else effect))
         strength.append(float(size[0]) * spread)
     order = np.argsort(-np.array(strength), kind="stable")[:MOST_COLUMNS]
-    return np.stack(found)[order]
+    return np.concatenate(np.array(found)[order].swapaxes(0, 1))
 
 
 def candidates(columns: int) -> tuple[Ints, Ints]:
-    """All pairs among so many columns: the first ones and the second ones."""
-    first, second = np.triu_indices(min(columns, MOST_COLUMNS), 1)
-    return first.astype(np.int64), second.astype(np.int64)
+    """All pairs among so many columns, by what they say and then as they are: the functions
+    (:func:`column_functions`) that come first, and second."""
+    used = min(columns, MOST_COLUMNS)
+    first, second = np.triu_indices(used, 1)
+    return np.concatenate([first, first + used]), np.concatenate([second, second + used])
 
 
-def pair_sums(rows: CenterRows, common: CommonModel, effects: Floats) -> tuple[Floats, Floats]:
+def pair_sums(rows: CenterRows, common: CommonModel, functions: Floats) -> tuple[Floats, Floats]:
     """(n, terms, candidates) the score of every candidate at the common model, orthogonal to a center's
     intercept, and its information."""
     family = rows.family
     _, _, z = fit_intercepts(rows, common)
     residual = family.residual(z, rows.y) @ family.mix.T / common.dispersion
     weight = np.einsum("rtt->rt", family.information(z, rows.y)) / common.dispersion
-    first, second = candidates(len(effects))
+    first, second = candidates(len(functions) // 2)
     score = np.zeros((rows.n, residual.shape[1], len(first)))
     information = np.zeros_like(score)
     for i in range(rows.n):
         part = slice(rows.start[i], rows.start[i + 1])
-        each = rows.design(i) @ effects.T
+        each = rows.design(i) @ functions.T
         value = together(each[:, first], each[:, second])
         for t in range(residual.shape[1]):
             own, w = residual[part, t], weight[part, t]
@@ -155,13 +165,15 @@ def pair_sums(rows: CenterRows, common: CommonModel, effects: Floats) -> tuple[F
 
 
 def earned(score: Floats, information: Floats) -> Ints:
-    """Which candidates earn their place, the strongest first: of their scores (terms, candidates), summed
-    over all centers, at most a twentieth is expected to be chance (Benjamini and Hochberg)."""
+    """Which candidates earn their place, the strongest first, one of each pair of columns: of their scores
+    (terms, candidates), summed over all centers, at most a twentieth is expected to be chance (Benjamini and
+    Hochberg)."""
     known = information >= LEAST_INFORMATION
     square = np.where(known, score**2 / np.maximum(information, LEAST_INFORMATION), 0.0)
     # Terms of one outcome depend on each other: Bonferroni among them.
     chance = np.minimum(len(score) * erfc(np.sqrt(square.max(axis=0) / 2.0)), 1.0)
     order = np.argsort(chance, kind="stable")
     passed = np.flatnonzero(chance[order] * len(order) <= FALSE_SHARE * np.arange(1, len(order) + 1))
-    count = int(passed[-1]) + 1 if len(passed) else 0
-    return np.asarray(order[: min(count, MOST_PAIRS)])
+    order = order[: int(passed[-1]) + 1 if len(passed) else 0]
+    strongest = np.sort(np.unique(order % (score.shape[1] // 2), return_index=True)[1])
+    return np.asarray(order[strongest[:MOST_PAIRS]])

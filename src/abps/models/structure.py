@@ -174,14 +174,10 @@ class HalfScores:
             doubt[i] = np.diag(inverse)
         return found, doubt
 
-    def mixture(self, loadings: Floats) -> tuple[ClusterMixture, Floats, Floats]:
-        """Clusters of the centers' positions along loadings (m, r), the positions and their variances."""
-        place, doubt = self.positions(self.first + self.second, self.information, loadings)
-        return find_clusters(place, doubt), place, doubt
-
     def clusters(self) -> tuple[Ints, int]:
         """(n,) the cluster of every center, and how many there are."""
-        mixture, place, doubt = self.mixture(self.subspace())
+        place, doubt = self.positions(self.first + self.second, self.information, self.subspace())
+        mixture = find_clusters(place, doubt)
         return mixture.members(place, doubt)[0].argmax(axis=1), len(mixture.share)
 
     def shared_deviations(self, count: int) -> Floats:
@@ -198,10 +194,10 @@ class HalfScores:
 
         return expected
 
-    def as_clusters(self) -> Expected:
-        """Deviations as those of the clusters that these centers form."""
+    def as_clusters(self, count: int) -> Expected:
+        """Deviations as those of so many clusters that these centers form."""
         loadings = self.subspace()
-        mixture = self.mixture(loadings)[0]
+        mixture = _mixture(*self.positions(self.first + self.second, self.information, loadings), count)[0]
         return lambda score, information: [
             mixture.expected(*self.positions(score, information, loadings)) @ loadings.T
         ]
