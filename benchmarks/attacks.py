@@ -128,6 +128,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="folder of the real federations")
+    parser.add_argument("--tables", type=Path, help="folder of tables with columns event, center, patient")
     parser.add_argument("--worlds", default="", help="seeds of synthetic worlds, e.g. 9401,9402")
     parser.add_argument("--centers", type=int, default=60, help="centers of a synthetic world")
     parser.add_argument("--seeds", default="11", help="repeats of a real federation, each five folds")

@@ -101,6 +101,7 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "free-intercept": (plus_own, "ALONE_INTERCEPT_VARIANCE", 1e-9),
     "possible": (plus_filter, "_possible", lambda parts, reported, *_: np.ones(len(reported), dtype=bool)),
     "exclude": (plus_filter, "EXCLUDE", 1e9),
+    "copied": (plus_filter, "copied", lambda values: np.zeros(len(values), dtype=bool)),
     "stay-out": (plus_filter, "RETURN", 3.0),
     "shorten": (plus_filter, "SHORTEN", 1e9),
     "opposite": (plus_filter, "FARTHEST_AGAINST", 1e9),
@@ -169,7 +170,7 @@ def sicker(n: int, world: int) -> abps.Federation:
     sizes = random.lognormal(5.0, 1.0, n).astype(int) + 20
     center = np.repeat(np.arange(n), sizes)
     x = random.standard_normal((len(center), 8))
-    odds = x @ random.normal(0.0, 0.6, 8) - 2.5 + 2.5 * (center == np.argsort(sizes)[3 * n // 4])
+    odds = x @ random.normal(0.0, 0.6, 8) - 2.5 + 4.0 * (center == np.argsort(sizes)[3 * n // 4])
     died = random.random(len(odds)) < 1 / (1 + np.exp(-odds))
     columns = {f"x{k}": each for k, each in enumerate(x.T)} | {
         "died": died.astype(int),

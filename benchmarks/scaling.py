@@ -1,8 +1,9 @@
-"""How time and memory grow: with centers (selection), rows per center, partners and parameters (a round).
+"""How time and memory grow: with centers (selection, abps-plus), rows per center, partners and parameters.
 
     python benchmarks/scaling.py                       # everything; figures into docs/images
     python benchmarks/scaling.py --largest 10000       # smaller
     python benchmarks/scaling.py --only selection
+    python benchmarks/scaling.py --only fits --csv benchmarks/results/flagship_scale.csv
 
 Every point is measured in a process of its own, whose peak memory stands beside the time. Prints the tables
 of docs/speed.md and writes the figures. The machine should have nothing else to do.
@@ -108,6 +109,38 @@ def measure_rounds(turns: int) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def fit_cost(centers: int) -> tuple[float, float]:
+    """Processor seconds of a federation's making and of abps-plus on it, and peak memory."""
+    began = time.process_time()
+    _, peak = bench.fit_cost(centers)
+    return time.process_time() - began, peak
+
+
+def measure_fits() -> list[dict[str, float]]:
+    """abps-plus at every size of ``abps bench --scale``."""
+    found = []
+    for n in bench.FIT_SIZES:
+        seconds, peak = bench.in_its_own_process(fit_cost, n)
+        say(f"abps-plus, {n:,} centers: {seconds:.1f} s, {peak:,.0f} MB")
+        found.append({"centers": n, "cpu_seconds": round(seconds, 1), "peak_gb": round(peak / 1024, 2)})
+    return found
+
+
+def fits_figure(found: list[dict[str, float]]) -> Figure:
+    """Seconds and memory of abps-plus over the number of centers, beside lines through the last point."""
+    figure = Figure(figsize=(7.6, 3.0), layout="constrained")
+    sizes = np.array([f["centers"] for f in found])
+    units = {"cpu_seconds": "Processor seconds", "peak_gb": "Peak memory, GB"}
+    for axes, (name, title) in zip(figure.subplots(1, 2), units.items()):
+        values = np.array([f[name] for f in found])
+        axes.plot(sizes, values, "o-", color="#d6455d", ms=3, lw=1.2, label="abps-plus")
+        axes.plot(sizes, values[-1] * sizes / sizes[-1], "--", color="#8a8f98", lw=1, label="linear")
+        axes.set(xlabel="centers of 60 rows", title=title, ylim=(0, None))
+        axes.grid(alpha=0.25, lw=0.5)
+        axes.legend(fontsize=7)
+    return figure
+
+
 def exponent(sizes: Any, seconds: Any) -> float:
     """The b of seconds ~ sizes ** b, by least squares on logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
@@ -208,21 +241,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("selection", "rounds"))
+    parser.add_argument("--only", choices=("selection", "rounds", "fits"))
     parser.add_argument("--largest", type=int, default=100_000, help="centers at most, in selection")
     parser.add_argument("--turns", type=int, default=3, help="rounds that are timed")
     parser.add_argument("--images", type=Path, default=Path(__file__).parents[1] / "docs" / "images")
     parser.add_argument("--json", type=Path, help="write every number")
+    parser.add_argument("--csv", type=Path, help="write what abps-plus costs")
     a = parser.parse_args()
     every: dict[str, Any] = {}
-    if a.only != "rounds":
+    if a.only in (None, "selection"):
         every["selection"] = measure_selection(a.largest)
         draw(selection_figure(every["selection"]), "scale-selection", a.images)
         print(selection_table(every["selection"]) + "\n")
-    if a.only != "selection":
+    if a.only in (None, "rounds"):
         every["rounds"] = measure_rounds(a.turns)
         draw(rounds_figure(every["rounds"]), "scale-rounds", a.images)
         print(rounds_table(every["rounds"]))
+    if a.only in (None, "fits"):
+        every["fits"] = measure_fits()
+        draw(fits_figure(every["fits"]), "scale-fits", a.images)
+        if a.csv:
+            lines = [",".join(every["fits"][0]), *(",".join(map(str, f.values())) for f in every["fits"])]
+            a.csv.write_text("\n".join(lines) + "\n")
     if a.json:
         a.json.write_text(json.dumps(every, indent=1) + "\n")
 

@@ -229,7 +229,7 @@ def test_copies_are_found_whatever_their_size_and_others_are_not():
     honest = rng.standard_normal((700, 40)) + 3.0 * np.sign(np.arange(40) - 19.5)
     honest[0] *= 1e-3  # who says next to nothing copies nobody
     assert not plus_filter.copied(honest).any()
-    honest[[1, 3, 600]] = honest[2] * np.array([[1.0], [2.5], [0.8]]) + 0.02 * rng.standard_normal((3, 40))
+    honest[[1, 3, 600]] = honest[2] * np.array([[1.0], [2.5], [0.8]]) + 0.01 * rng.standard_normal((3, 40))
     assert np.flatnonzero(plus_filter.copied(honest)).tolist() == [1, 2, 3, 600]
 
 

@@ -67,10 +67,10 @@ LEAST_CURVATURE = 1e-6
 #: Why such a member is left out.
 AGAINST = "its rows say the opposite of the others'"
 
-#: Who sends nearly what another member does, but for its size, made it up: other rows have other noise. Only
-#: numbers that are no smaller than this share of their noise count; this share of their squares, and of their
-#: noise, may differ.
-LEAST_SAID, OWN_SHARE = 0.5, 0.03
+#: Who sends nearly what another member does, but for its size, made it up: other rows have other noise. Of so
+#: many numbers at least, which are no smaller than this share of their noise, this share of the squares, and
+#: of the noise, may differ. Rounding changes less, and chance brings nobody so near.
+FEWEST_NUMBERS, LEAST_SAID, OWN_SHARE = 12, 0.5, 0.003
 COPIED = "it sends what another member sends"
 
 #: Members that are compared with all others at once.
@@ -159,9 +159,10 @@ def screen(
 
 def copied(values: Floats) -> NDArray[np.bool_]:
     """(n,) whose values (n, k), in units of their noise, nearly equal another member's but for size."""
-    length = (values**2).sum(axis=1)
-    enough, found = length > LEAST_SAID * values.shape[1], np.zeros(len(values), dtype=bool)
-    who = np.flatnonzero(enough)
+    length, found = (values**2).sum(axis=1), np.zeros(len(values), dtype=bool)
+    if values.shape[1] < FEWEST_NUMBERS:
+        return found
+    who = np.flatnonzero(length > LEAST_SAID * values.shape[1])
     for some in np.split(who, np.arange(BLOCK, len(who), BLOCK)):
         alike = (values[some] @ values[who].T) ** 2 / np.outer(length[some], length[who])
         alike[some[:, None] == who] = 0.0

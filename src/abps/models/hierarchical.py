@@ -394,9 +394,10 @@ def raised(curvature: Floats, step: Floats, losses: Floats) -> Floats:
     whole, half, quarter = losses
     seen = 2.0 * ((whole - half) / 0.5 - (half - quarter) / 0.25) / 0.75
     image, missing = np.diag(curvature) * step, seen - float(step @ curvature @ step)
-    if not missing > 0:
+    length = float(image @ step)
+    if not (missing > 0 and length > 0):
         return curvature
-    return np.asarray(curvature + missing * np.outer(image, image) / float(image @ step) ** 2)
+    return np.asarray(curvature + missing * np.outer(image, image) / length**2)
 
 
 def evidence_penalties(
