@@ -288,7 +288,8 @@ def message(phase: Phase, local: LocalRows, shared: int = 0) -> Fields:
         curvature = {"diagonal": Field("half", q), "middle": Field("small", q)}
         return Fields(score | curvature | intercepts | {"rows": ONE, "members": ONE})
     if phase in (Phase.COMMON_FIT, Phase.PAIRS, Phase.CLUSTER_FIT):
-        return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": ONE, "rows": ONE})
+        raw = {"raw": ONE} if local.rows.family.dispersion_factor else {}  # what dispersion follows from
+        return Fields(score | {"losses": Field("single", len(FRACTIONS)), "rows": ONE} | raw)
     if phase is Phase.CLUSTER_MEANS:
         return Fields({})
     return Fields(
