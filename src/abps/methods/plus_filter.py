@@ -68,9 +68,9 @@ LEAST_CURVATURE = 1e-6
 AGAINST = "its rows say the opposite of the others'"
 
 #: Who sends nearly what another member does, but for its size, made it up: other rows have other noise. Of so
-#: many numbers at least, which are no smaller than this share of their noise, this share of the squares, and
-#: of the noise, may differ. Rounding changes less, and chance brings nobody so near.
-FEWEST_NUMBERS, LEAST_SAID, OWN_SHARE = 12, 0.5, 0.003
+#: many numbers at least, which are no smaller than this share of their noise, this share of the squares may
+#: differ, and this share of the noise. Rounding changes less, and chance brings nobody so near.
+FEWEST_NUMBERS, LEAST_SAID, OWN_SHARE, OWN_NOISE = 12, 0.5, 0.003, 0.1
 COPIED = "it sends what another member sends"
 
 #: Members that are compared with all others at once.
@@ -167,7 +167,7 @@ def copied(values: Floats) -> NDArray[np.bool_]:
         alike = (values[some] @ values[who].T) ** 2 / np.outer(length[some], length[who])
         alike[some[:, None] == who] = 0.0
         own = 1.0 - alike.max(axis=1, initial=0.0)
-        found[some] = (own < OWN_SHARE) & (own * length[some] < OWN_SHARE * values.shape[1])
+        found[some] = (own < OWN_SHARE) & (own * length[some] < OWN_NOISE * values.shape[1])
     return found
 
 
