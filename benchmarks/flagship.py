@@ -90,7 +90,6 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "test": (abps_plus, "LEVEL", 1.0),
     "gate": (abps_plus, "GATE_Z", -np.inf),
     "choice": (abps_plus, "choose_clusters", lambda state, local, means: state),
-    "clean-start": (abps_plus, "without_pair_effects", lambda state, local: state),
     "clusters": (
         structure.HalfScores,
         "clusters",

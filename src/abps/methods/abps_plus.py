@@ -288,7 +288,6 @@ class ABPSPlus(CoordinatedMethod):
         state = replace(state, own=plus_own.own_posteriors(state, local))
         if coming is Phase.CLUSTER_FIT:
             state = replace(state, models=as_models(state.own.modes, local, state.pairs))
-            state = without_pair_effects(state, local)
             return replace(state, clusters=begin_clusters(state, local, state.clusters))
         if coming is Phase.OVER:
             if self.keep_own:
@@ -591,8 +590,8 @@ def after_variances(state: PlusState, local: LocalRows, sums: dict[str, Floats])
 
 def half_scores(state: PlusState, local: LocalRows) -> dict[str, Floats]:
     """(r, 2, columns) scores of both halves of every center's rows in units of their size, and (r,) the
-    information of all its rows; without pair terms, which may mend differences between centers."""
-    common, scale = common_model(without_pair_effects(state, local), local), state.scale[local.sought]
+    information of all its rows."""
+    common, scale = common_model(state, local), state.scale[local.sought]
     found = [
         structure.orthogonal_scores(local.rows.select(keep), common) for keep in (local.half, ~local.half)
     ]
@@ -676,24 +675,6 @@ def take_proposal(context: Context, state: PlusState, shared: Floats, broadcast:
     number, count = np.array(own).reshape(-1, 2).astype(np.int64).T
     clusters = ClusterState(int(count.max(initial=1)), number, np.ones(len(number)))
     return replace(state, clusters=clusters)
-
-
-def without_pair_effects(state: PlusState, local: LocalRows) -> PlusState:
-    """The common model as it would be without pair terms, which are then zero for all.
-
-    Where centers differ much, a common model is wrong for each of them, and pairs of columns partly mend what
-    is no interaction inside any cluster.
-    """
-    if not local.pairs:
-        return state
-    fit, pair = state.fit, local.group >= local.groups - local.terms
-    point = np.where(pair, 0.0, fit.point)
-    system = fit.curvature + np.diag(fit.penalty)
-    point[~pair] += np.linalg.solve(
-        system[np.ix_(~pair, ~pair)], system[np.ix_(~pair, pair)] @ fit.point[pair]
-    )
-    nothing = PairTerms(0.0 * state.pairs.left, 0.0 * state.pairs.right)
-    return replace(state, fit=replace(fit, point=point), pairs=nothing)
 
 
 def after_shared(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
