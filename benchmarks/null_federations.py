@@ -21,7 +21,7 @@ from flagship import TABLES
 import abps
 
 #: Tables with enough hospitals to be tested, small enough to be run often; synthetic worlds; of each so many.
-REAL, EACH = ("dialysis", "Zambia", "TCGA", "COVID", "IMPACT", "NASS"), 90
+REAL, EACH = ("dialysis", "Zambia", "TCGA", "COVID", "IMPACT", "NASS"), 30
 WORLD, WORLDS = "icu-synthetic:heterogeneity=0,centers=40,stays=8000,seed={seed}", 60
 
 
