@@ -72,7 +72,7 @@ MADE: dict[str, tuple[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]]
     "made:squares": ("squares", lambda values: 1e4 * values),
     "made:pairs": ("pair_scores", lambda values: 30 * values),
     "made:halves": ("halves", together),
-    "made:kin": ("halves", pushed),
+    "made:alike": ("halves", pushed),
     "made:opposite": ("halves", opposite),
     "made:information": ("information", lambda values: 1e4 * values),
     "made:pull": ("pull", lambda values: 1e4 * values),
