@@ -223,6 +223,20 @@ def test_sums_that_members_make_up_cost_the_others_little(forty, kind, made, bou
     assert scores[0] > honest - 0.01 > scores[1] + 0.005
 
 
+def test_far_is_what_rows_and_the_usual_deviation_do_not_explain():
+    """Some members know twenty times as much and differ as the others do; a quarter, small ones, lie."""
+    rng = np.random.default_rng(0)
+    share = np.repeat([0.001, 0.02], 20)
+    square = (rng.chisquare(30, 40) / 30) * (1 + 400 * share)
+    everybody = np.ones(40, dtype=bool)
+    explained = plus_filter._explained(np.sqrt(square), share, everybody)
+    assert (np.sqrt(square) / explained).max() < plus_filter.SHORTEN
+    assert explained[-1] ** 2 == pytest.approx(9.0, rel=0.3)
+    square[:10] = 1e4
+    lying = np.sqrt(square) / plus_filter._explained(np.sqrt(square), share, everybody)
+    assert lying[:10].min() > plus_filter.EXCLUDE > plus_filter.SHORTEN > lying[10:].max()
+
+
 def test_copies_are_found_whatever_their_size_and_others_are_not():
     """Some send the same or in proportion; the others say much of the same in noise of their own."""
     rng = np.random.default_rng(0)

@@ -298,9 +298,10 @@ def _bounded(
 def _explained(far: Floats, share: Floats, accepted: NDArray[np.bool_]) -> Floats:
     """(n,) the distances that rows and the usual deviation between members explain, from distances (n,) in
     standard errors: members that know little lie as far as chance takes them, and by how much a deviation
-    stands out grows with what a member knows."""
+    stands out grows with what a member knows. Chance takes nobody farther than half of all lie: those that
+    know little may be the ones that lie."""
     square, part = far[accepted] ** 2, share[accepted]
-    chance = float(np.median(square[part <= np.median(part)]))
+    chance = float(min(np.median(square[part <= np.median(part)]), np.median(square)))
     deviation = float(_weighted_median(((square - chance) / part)[:, None], part)[0])
     return np.sqrt(np.maximum(chance + max(deviation, 0.0) * share, 1e-18))
 
