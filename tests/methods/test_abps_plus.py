@@ -267,15 +267,17 @@ def test_attackers_that_all_send_the_same_score_are_left_out(forty, monkeypatch)
     assert found <= liars and len(found) >= 6  # of eight: of a large one it is too little to say anything
 
 
-def test_a_member_with_a_column_of_its_own_may_return_after_the_first_exchange(monkeypatch):
+@pytest.mark.parametrize("others", [["all"], ["one", "two", "three"]])
+def test_a_member_with_a_column_of_its_own_may_return_after_the_first_exchange(others, monkeypatch):
     """Of its column the curvature says next to nothing: the step along it is far too long, all parts of it
-    are refused, and the next step must be another one."""
+    are refused, and the next step must be another one. With several levels it says nothing: in units of that
+    its scores would be so large that rounding takes all others of its message."""
     rng = np.random.default_rng(4)
     center = rng.integers(0, 12, 6000)
     x = rng.standard_normal((6000, 4))
     odds = x @ [1.0, -0.8, 0.6, 0.0] - 1.0
     rows = pl.DataFrame({f"x{k}": each for k, each in enumerate(x.T)}).with_columns(
-        airline=pl.Series(np.where(center == 3, np.where(x[:, 3] > 0, "own", "all"), "all")),
+        airline=pl.Series(np.where((center == 3) & (x[:, 3] > 0), "own", np.resize(others, 6000))),
         died=pl.Series((rng.random(6000) < 1 / (1 + np.exp(-odds))).astype(int)),
         center=pl.Series(center.astype(str)),
     )
@@ -292,7 +294,7 @@ def test_a_member_with_a_column_of_its_own_may_return_after_the_first_exchange(m
     monkeypatch.setattr(abps_plus, "screen", first_time)
     returned = abps.simulate(federation, "abps-plus", seed=1, settings={"robust": "no"})
     assert set(returned.decisions.filter(pl.col("decision") == "excluded")["round"]) == {1}
-    assert returned.auroc.mean > clean.auroc.mean - 0.002
+    assert returned.auroc.mean > clean.auroc.mean - 0.001
 
 
 def test_half_scores_cannot_hide_or_make_up_much():
